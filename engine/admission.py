@@ -1,0 +1,103 @@
+"""Checks a request against the checkpoint and the page pool, before anything of it enters the engine."""
+
+from __future__ import annotations
+
+from .config import ModelConfig
+from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge
+from .request import GenerateRequest
+
+MAX_END_TOKENS = 64
+"""Stop token ids a request may name."""
+
+
+def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: int) -> None:
+    """Raise an InvalidRequest that names the field if the request can never be served."""
+    _check_prompt(request, config)
+    _check_size(request, config, num_pages)
+    _check_sampling(request, config)
+    _check_steering(request, config)
+
+
+def _check_prompt(request: GenerateRequest, config: ModelConfig) -> None:
+    for index, token_id in enumerate(request.prompt_token_ids):
+        if type(token_id) is not int or not 0 <= token_id < config.vocab_size:
+            raise InvalidValue(
+                f"prompt_token_ids[{index}] is {token_id!r}; it must be a token id in [0, {config.vocab_size})",
+                param="prompt_token_ids",
+            )
+        if token_id == config.mask_token_id:
+            # A mask in the prompt would be taken for a position to fill, and the prompt would change.
+            raise InvalidValue(
+                f"prompt_token_ids[{index}] is the mask token {token_id}; a prompt may not contain it",
+                param="prompt_token_ids",
+            )
+
+
+def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int) -> None:
+    num_prompt = len(request.prompt_token_ids)
+    total = num_prompt + request.max_tokens
+    if total > config.block_size:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens and max_tokens is {request.max_tokens}; "
+            f"together at most {config.block_size}",
+            param="max_tokens" if num_prompt < config.block_size else "prompt_token_ids",
+        )
+    num_blocks = -(-total // config.diff_block_size)
+    if num_blocks > num_pages:
+        raise RequestTooLarge(
+            f"the request needs {num_blocks} pages of {config.diff_block_size} tokens and the engine has {num_pages}; "
+            f"shorten the prompt or max_tokens to {num_pages * config.diff_block_size} tokens in all, "
+            "or raise num_pages",
+            param="max_tokens",
+        )
+
+
+def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
+    sampling = request.sampling
+    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        for token_id in ids:
+            if not 0 <= token_id < config.vocab_size:
+                raise InvalidValue(
+                    f"{name} names token {token_id}; token ids lie in [0, {config.vocab_size})",
+                    param=f"sampling.{name}",
+                )
+    if len(sampling.stop_token_ids) > MAX_END_TOKENS:
+        raise InvalidValue(
+            f"stop_token_ids has {len(sampling.stop_token_ids)} entries; at most {MAX_END_TOKENS}",
+            param="sampling.stop_token_ids",
+        )
+    if sampling.min_tokens > request.max_tokens:
+        raise InvalidValue(
+            f"min_tokens is {sampling.min_tokens}; it may not exceed max_tokens {request.max_tokens}",
+            param="sampling.min_tokens",
+        )
+    if sampling.tokens_per_step > config.diff_block_size:
+        raise InvalidValue(
+            f"tokens_per_step is {sampling.tokens_per_step}; a block has {config.diff_block_size} positions",
+            param="sampling.tokens_per_step",
+        )
+
+
+def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
+    if request.steering is None:
+        return
+    num_concepts = config.concept.n_concepts
+    for index, intervention in enumerate(request.steering.interventions):
+        path = f"steering.interventions[{index}]"
+        for concept_id in intervention.concept_ids:
+            if not 0 <= concept_id < num_concepts:
+                raise ConceptNotFound(
+                    f"concept {concept_id} does not exist; known concepts lie in [0, {num_concepts})",
+                    param=f"{path}.concept_ids",
+                )
+        if intervention.layer is not None and intervention.layer > config.n_layers:
+            raise InvalidValue(
+                f"layer is {intervention.layer}; the model has {config.n_layers} layers, counted from 1",
+                param=f"{path}.layer",
+            )
+    for index, item in enumerate(request.steering.suppress):
+        if not 0 <= item.concept_id < num_concepts:
+            raise ConceptNotFound(
+                f"concept {item.concept_id} does not exist; known concepts lie in [0, {num_concepts})",
+                param=f"steering.suppress[{index}].concept_id",
+            )

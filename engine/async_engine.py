@@ -1,0 +1,253 @@
+"""AsyncEngine: one thread around an Engine, for asyncio callers.
+
+The thread alone touches the Engine. Callers leave commands in a queue and get events through their own asyncio
+queue, so a slow reader delays nobody, and a pass never runs in an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from .config import EngineConfig, ModelConfig
+from .core import Engine, EngineStats
+from .errors import EngineStopped
+from .metrics import Recorder
+from .request import Event, Finished, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 30.0
+
+
+class _Subscription:
+    """Carries one request's events from the engine's thread into its caller's event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_ready = asyncio.Event()
+        self._events: list[Event] = []
+        self._failure: BaseException | None = None
+
+    def put(self, events: list[Event]) -> None:
+        """Hand over events; called in the engine's thread."""
+        self._call(lambda: self._events.extend(events))
+
+    def fail(self, failure: BaseException) -> None:
+        """Hand over what ended the request; called in the engine's thread."""
+
+        def set_failure() -> None:
+            self._failure = failure
+
+        self._call(set_failure)
+
+    async def get(self) -> tuple[Event, ...]:
+        """All events that are ready, at least one; raises what ended the request once they are read."""
+        await self._is_ready.wait()
+        events, self._events = tuple(self._events), []
+        if self._failure is None:
+            self._is_ready.clear()
+        elif not events:
+            raise self._failure
+        return events
+
+    def _call(self, change: Callable[[], None]) -> None:
+        def apply() -> None:
+            change()
+            self._is_ready.set()
+
+        try:
+            self._loop.call_soon_threadsafe(apply)
+        except RuntimeError:
+            # The caller's loop is closed: nobody is left to read.
+            logger.debug("events of a request were dropped: its event loop is closed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something to do in the engine's thread, and where its result goes."""
+
+    action: Callable[[], Any]
+    result: Future[Any]
+
+    def run(self) -> None:
+        """Do it; an exception goes to whoever asked, never to the engine's loop."""
+        if not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            self.result.set_result(self.action())
+        except Exception as error:
+            self.result.set_exception(error)
+
+    def refuse(self, error: EngineStopped) -> None:
+        """Answer without doing it."""
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_exception(error)
+
+
+class AsyncEngine:
+    """Serves requests from any number of asyncio tasks on one Engine."""
+
+    def __init__(self, engine: Engine, *, hang_timeout_s: float = 60.0) -> None:
+        """`hang_timeout_s`: `check_health` fails when a pass takes longer."""
+        self._engine = engine
+        self._hang_timeout_s = hang_timeout_s
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._is_stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        recorder: Recorder | None = None,
+        hang_timeout_s: float = 60.0,
+    ) -> Self:
+        """Load a checkpoint folder and start the thread; raises InvalidConfig or CheckpointError."""
+        return cls(Engine.from_checkpoint(path, config, recorder=recorder), hang_timeout_s=hang_timeout_s)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Shape and special tokens of the loaded checkpoint."""
+        return self._engine.model_config
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[Event, ...]]:
+        """Serve one request: yields the events that are ready, never none, the last one Finished.
+
+        Raises InvalidRequest or QueueFull before the first event, and EngineStopped if the engine ends. Closing or
+        cancelling the iterator aborts the request within one engine step.
+        """
+        subscription = _Subscription()
+
+        def add() -> str:
+            request_id = self._engine.add_request(request)
+            self._subscriptions[request_id] = subscription
+            return request_id
+
+        adding = self._submit(add)
+        try:
+            request_id = await asyncio.shield(asyncio.wrap_future(adding))
+        except asyncio.CancelledError:
+            # Cancelled before its id was known: abort it once it is.
+            adding.add_done_callback(self._abort_added)
+            raise
+        try:
+            while True:
+                events = await subscription.get()
+                yield events
+                if isinstance(events[-1], Finished):
+                    return
+        finally:
+            self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request within one engine step; unknown and finished ids are ignored."""
+        self._submit(lambda: self._engine.abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """What is in use now; raises EngineStopped."""
+        return await asyncio.wrap_future(self._submit(self._engine.stats))
+
+    async def concept_top_tokens(
+        self, concept_id: int, k: int = 15, *, head: Literal["known", "discovered"] = "known"
+    ) -> list[tuple[int, float]]:
+        """(token id, alignment) of the tokens that a concept most promotes."""
+        return await asyncio.wrap_future(
+            self._submit(lambda: self._engine.concept_top_tokens(concept_id, k, head=head))
+        )
+
+    def check_health(self) -> None:
+        """Raise EngineStopped if the thread has ended or a pass hangs."""
+        if self._failure is not None:
+            raise EngineStopped(f"the engine's thread ended: {self._failure!r}") from self._failure
+        if not self._thread.is_alive():
+            raise EngineStopped("the engine's thread has ended")
+        busy_since = self._busy_since
+        if busy_since is not None and time.monotonic() - busy_since > self._hang_timeout_s:
+            raise EngineStopped(f"a pass has run for more than {self._hang_timeout_s} s")
+
+    def stop(self) -> None:
+        """End the thread after the pass in flight; requests that still run get EngineStopped."""
+        self._is_stopping.set()
+        self._submit(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def _submit(self, action: Callable[[], Any]) -> Future[Any]:
+        """Run something in the engine's thread; its result or exception comes through the future."""
+        command = _Command(action, Future())
+        with self._closing:
+            if not self._is_closed:
+                self._commands.put(command)
+                return command.result
+        command.refuse(self._stopped())
+        return command.result
+
+    def _stopped(self) -> EngineStopped:
+        cause = "it was stopped" if self._failure is None else f"{self._failure!r}"
+        return EngineStopped(f"the engine no longer runs: {cause}")
+
+    def _abort_added(self, adding: Future[str]) -> None:
+        if not adding.cancelled() and adding.exception() is None:
+            self.abort(adding.result())
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping.is_set():
+                self._run_commands()
+                if self._engine.has_work and not self._is_stopping.is_set():
+                    self._busy_since = time.monotonic()
+                    events = self._engine.step()
+                    self._busy_since = None
+                    self._deliver(events)
+        except Exception as error:
+            logger.exception("the engine's thread ended")
+            self._failure = error
+        finally:
+            self._busy_since = None
+            self._close()
+
+    def _run_commands(self) -> None:
+        """Run what has been asked; when there is nothing else to do, wait for it."""
+        if not self._engine.has_work:
+            self._commands.get().run()
+        while not self._commands.empty():
+            self._commands.get().run()
+
+    def _deliver(self, events: list[Event]) -> None:
+        by_request: dict[str, list[Event]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, own in by_request.items():
+            subscription = self._subscriptions.get(request_id)
+            if subscription is not None:
+                subscription.put(own)
+            if isinstance(own[-1], Finished):
+                self._subscriptions.pop(request_id, None)
+
+    def _close(self) -> None:
+        """Answer everybody who still waits, and everybody who comes later."""
+        with self._closing:
+            self._is_closed = True
+        error = self._stopped()
+        for subscription in self._subscriptions.values():
+            subscription.fail(error)
+        self._subscriptions.clear()
+        while not self._commands.empty():
+            self._commands.get().refuse(error)

@@ -1,0 +1,1 @@
+"""Pure functions of logits and hidden states: which positions, which tokens, steering, attribution."""

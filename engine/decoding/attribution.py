@@ -1,0 +1,75 @@
+"""Which concepts drove a committed token, from the hidden state of the very pass that committed it.
+
+Shapes: M committed tokens, K reported concepts of a head, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..model.concept_heads import ConceptHead
+from ..model.steerling import SteerlingModel
+
+
+@dataclass(frozen=True, slots=True)
+class HeadExplanation:
+    """One head's part, largest absolute contribution first."""
+
+    ids_MK: Tensor
+    """int64, local to the head."""
+    weights_MK: Tensor
+    """float32 sigmoids."""
+    contributions_MK: Tensor
+    """float32: weight * (embedding . W[token])."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Both heads' parts; with the epsilon they sum to the target logit."""
+
+    known: HeadExplanation
+    discovered: HeadExplanation
+    epsilon_M: Tensor
+    """float32: target logit minus all reported contributions."""
+
+
+def explain(model: SteerlingModel, hidden_MD: Tensor, token_id_M: Tensor, target_logit_M: Tensor) -> Explanation:
+    """Explain M committed tokens from their committing passes' hidden states.
+
+    `token_id_M` int64, `target_logit_M` float32 raw logits. A checkpoint without a discovered head reports K = 0.
+    """
+    concept = model.config.concept
+    token_vector_MD = model.transformer.token_vectors_VD[token_id_M]
+    known = _explain_head(model.known_head, hidden_MD, token_vector_MD, concept.num_reported_known)
+    if model.discovered_head is None:
+        none = target_logit_M.new_zeros(target_logit_M.shape[0], 0)
+        discovered = HeadExplanation(ids_MK=none.long(), weights_MK=none, contributions_MK=none)
+    else:
+        discovered = _explain_head(model.discovered_head, hidden_MD, token_vector_MD, concept.num_reported_discovered)
+    explained_M = known.contributions_MK.sum(dim=-1) + discovered.contributions_MK.sum(dim=-1)
+    return Explanation(known=known, discovered=discovered, epsilon_M=target_logit_M - explained_M)
+
+
+def _explain_head(head: ConceptHead, hidden_MD: Tensor, token_vector_MD: Tensor, k: int) -> HeadExplanation:
+    ids_MK, logits_MK = head.top_k(hidden_MD, k)
+    weights_MK = logits_MK.sigmoid()
+    contributions_MK = weights_MK * head.alignments(ids_MK, token_vector_MD)
+    order = contributions_MK.abs().sort(dim=-1, descending=True, stable=True).indices
+    return HeadExplanation(
+        ids_MK=ids_MK.gather(1, order),
+        weights_MK=weights_MK.gather(1, order),
+        contributions_MK=contributions_MK.gather(1, order),
+    )
+
+
+def top_tokens(model: SteerlingModel, head: ConceptHead, concept_id: int, k: int) -> tuple[Tensor, Tensor]:
+    """The k tokens that a concept most promotes: int64 ids and float32 alignments of its unit embedding."""
+    id_1 = torch.tensor([concept_id], device=model.transformer.lm_head.weight.device)
+    embedding_D = head.embedding(id_1).float()[0]
+    unit_D = embedding_D / (embedding_D.norm() + 1e-12)
+    alignment_V = model.transformer.token_vectors_VD.float() @ unit_D
+    best = alignment_V.topk(min(k, alignment_V.shape[0]))
+    return best.indices, best.values

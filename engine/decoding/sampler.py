@@ -1,0 +1,111 @@
+"""Logits to confidences and tokens: suppression, bias, penalty, bans, then temperature, min-p, top-k, top-p, choice.
+
+Shapes: R rows, C canvas positions, M picked positions, V vocabulary (real, without padding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEGATIVE_INFINITY = float("-inf")
+# The reference's entropy-adaptive temperature: from 0.3 for a certain position to 0.7 for an open one.
+_LOWEST_TEMPERATURE = 0.3
+_TEMPERATURE_RANGE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Sampling parameters of each picked position; every field has shape [M]."""
+
+    temperature_M: Tensor
+    """float32; ignored where is_greedy or is_entropy."""
+    top_p_M: Tensor
+    """float32; 1 is off."""
+    top_k_M: Tensor
+    """int64; the vocabulary's size is off."""
+    min_p_M: Tensor
+    """float32; 0 is off."""
+    is_entropy_M: Tensor
+    is_greedy_M: Tensor
+
+
+def presence(token_ids_RS: Tensor, vocab_size: int) -> Tensor:
+    """Which tokens occur in each sequence, present_RV (bool).
+
+    Masks and padding count too; they are banned anyway.
+    """
+    present_RV = torch.zeros(token_ids_RS.shape[0], vocab_size, dtype=torch.bool, device=token_ids_RS.device)
+    return present_RV.scatter_(1, token_ids_RS, True)
+
+
+def adjusted_logits(
+    raw_RCV: Tensor, offset_RV: Tensor, present_RV: Tensor, penalty_R: Tensor, banned_V: Tensor, ends_RCV: Tensor
+) -> Tensor:
+    """Logits that tokens are chosen from, float32 [R, C, V].
+
+    `offset_RV` is logit bias minus suppression; `penalty_R` divides positive and multiplies negative logits of
+    present tokens (Keskar et al., CTRL, 2019, in the form of the reference); `banned_V` and `ends_RCV` (bool)
+    are never chosen.
+    """
+    logits = raw_RCV + offset_RV[:, None, :]
+    penalty = torch.where(present_RV, penalty_R[:, None], 1.0)[:, None, :]
+    logits = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return logits.masked_fill_(banned_V | ends_RCV, NEGATIVE_INFINITY)
+
+
+def confidence(logits_RCV: Tensor) -> Tensor:
+    """Probability of the likeliest token at temperature 1, confidence_RC. NaN where everything is banned."""
+    return logits_RCV.softmax(dim=-1).amax(dim=-1)
+
+
+def entropy_temperature(logits_MV: Tensor, top_p_M: Tensor) -> Tensor:
+    """The reference's entropy-adaptive temperature, temperature_M in [0.3, 0.7].
+
+    0.3 + 0.4 * min(1, H / ln(k)), with H the entropy and k the size of the nucleus, at least 2.
+    """
+    probs_MV = logits_MV.softmax(dim=-1)
+    cumulative_MV = probs_MV.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    nucleus_M = ((cumulative_MV <= top_p_M[:, None]).sum(dim=-1) + 1).clamp(min=2)
+    entropy_M = -(probs_MV * torch.log(probs_MV + 1e-10)).sum(dim=-1)
+    return _LOWEST_TEMPERATURE + _TEMPERATURE_RANGE * (entropy_M / nucleus_M.log()).clamp(max=1.0)
+
+
+def kept_probabilities(logits_MV: Tensor, choice: Choice) -> Tensor:
+    """Probabilities after temperature, min-p, top-k and top-p, not renormalised: float32 [M, V], zero where cut.
+
+    Top-k and top-p break ties by the lowest id. Top-p keeps a token if the mass before it is at most top_p, as the
+    reference does, so the likeliest token always stays.
+    """
+    adaptive_M = entropy_temperature(logits_MV, choice.top_p_M)
+    temperature_M = torch.where(choice.is_entropy_M, adaptive_M, choice.temperature_M)
+    temperature_M = torch.where(choice.is_greedy_M, 1.0, temperature_M)
+    probs_MV = (logits_MV / temperature_M[:, None]).softmax(dim=-1)
+    largest_M = probs_MV.amax(dim=-1)
+    probs_MV = torch.where(probs_MV >= (choice.min_p_M * largest_M)[:, None], probs_MV, 0.0)
+    ranked = probs_MV.sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(probs_MV.shape[-1], device=probs_MV.device)
+    sorted_MV = torch.where(rank_V < choice.top_k_M[:, None], ranked.values, 0.0)
+    sorted_MV = sorted_MV / sorted_MV.sum(dim=-1, keepdim=True)
+    mass_before_MV = sorted_MV.cumsum(dim=-1) - sorted_MV
+    # The rounded sum may pass 1, which must not cut a tail that top_p = 1 keeps.
+    is_kept = (mass_before_MV <= choice.top_p_M[:, None]) | (choice.top_p_M >= 1.0)[:, None]
+    return torch.zeros_like(probs_MV).scatter_(-1, ranked.indices, torch.where(is_kept, sorted_MV, 0.0))
+
+
+def choose_tokens(logits_MV: Tensor, choice: Choice, uniform_M: Tensor) -> Tensor:
+    """A token for each picked position, token_M (int64).
+
+    Greedy takes the largest logit, ties to the lowest id; otherwise the inverse distribution function, in id order,
+    of `uniform_M` (float64 in [0, 1)).
+    """
+    greedy_M = logits_MV.argmax(dim=-1)
+    probs_MV = kept_probabilities(logits_MV, choice).double()
+    cumulative_MV = probs_MV.cumsum(dim=-1)
+    target_M = uniform_M * cumulative_MV[:, -1]
+    drawn_M = torch.searchsorted(cumulative_MV, target_M[:, None], right=True).squeeze(-1)
+    # Rounding can lift the target to the whole mass; the last token with any probability takes it.
+    last_M = (probs_MV.shape[-1] - 1) - (probs_MV > 0).flip(-1).int().argmax(dim=-1)
+    return torch.where(choice.is_greedy_M, greedy_M, torch.minimum(drawn_M, last_M))

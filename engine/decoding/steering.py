@@ -1,0 +1,125 @@
+"""Steering: directions and alphas from concepts, injection into the residual stream, suppression of logits.
+
+Shapes: R rows, C canvas positions, G groups, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidValue
+from ..model.steerling import SteerlingModel
+from ..model.transformer import Inject
+from ..request import MAX_STEERING_GROUPS, Intervention, ResolvedIntervention, SteeringParams, Suppression
+
+SMALLEST_PEAK = 1e-6
+"""A direction that no token aligns with would make alpha infinite."""
+NO_CUTOFF = 2**62
+"""Cutoff of the `fixed` schedule: more commits than any sequence has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteeringPlan:
+    """What a request's steering became on this checkpoint; one row of each tensor a group, zero rows unused."""
+
+    resolved: tuple[ResolvedIntervention, ...]
+    vector_GD: Tensor
+    """float32: sum of alpha * direction over the interventions of a group."""
+    layer_G: Tensor
+    """int64: first layer after which the group acts, counted from 1."""
+    cutoff_G: Tensor
+    """int64: the group acts while fewer tokens are committed."""
+    suppression_V: Tensor | None
+    """float32, subtracted from the logits; None without suppression."""
+
+
+def plan_steering(model: SteerlingModel, steering: SteeringParams | None) -> SteeringPlan:
+    """Resolve interventions and suppressions against a checkpoint's known head and lm_head.
+
+    Interventions with the same layer, schedule and cutoff add up to one group. Raises InvalidValue for more
+    groups than a lane holds.
+    """
+    steering = steering or SteeringParams()
+    device = model.transformer.lm_head.weight.device
+    groups: dict[tuple[int, int], Tensor] = {}
+    resolved: list[ResolvedIntervention] = []
+    for intervention in steering.interventions:
+        outcome, direction_D = resolve_intervention(model, intervention)
+        cutoff = intervention.cutoff_tokens if intervention.schedule == "hard_cutoff" else NO_CUTOFF
+        key = (outcome.layer, cutoff)
+        vector_D = outcome.alpha * direction_D
+        groups[key] = groups[key] + vector_D if key in groups else vector_D
+        resolved.append(outcome)
+    if len(groups) > MAX_STEERING_GROUPS:
+        raise InvalidValue(
+            f"steering has {len(groups)} different combinations of layer, schedule and cutoff_tokens; "
+            f"a request may have at most {MAX_STEERING_GROUPS}",
+            param="steering.interventions",
+        )
+    vector_GD = torch.zeros(MAX_STEERING_GROUPS, model.config.n_embd, device=device)
+    layer_G = torch.zeros(MAX_STEERING_GROUPS, dtype=torch.int64, device=device)
+    cutoff_G = torch.zeros(MAX_STEERING_GROUPS, dtype=torch.int64, device=device)
+    for index, ((layer, cutoff), vector_D) in enumerate(groups.items()):
+        vector_GD[index], layer_G[index], cutoff_G[index] = vector_D, layer, cutoff
+    return SteeringPlan(
+        resolved=tuple(resolved),
+        vector_GD=vector_GD,
+        layer_G=layer_G,
+        cutoff_G=cutoff_G,
+        suppression_V=suppression(model, steering.suppress) if steering.suppress else None,
+    )
+
+
+def resolve_intervention(model: SteerlingModel, intervention: Intervention) -> tuple[ResolvedIntervention, Tensor]:
+    """Alpha, peak and layer of one intervention, and its unit direction_D (float32).
+
+    The direction is the L2-normalised weighted sum of the concepts' embeddings; `peak` is its largest dot product
+    with a row of lm_head, so that strength in logit units is what the likeliest token of the concept gains.
+    """
+    weights = intervention.weights or (1.0,) * len(intervention.concept_ids)
+    weight_K = torch.tensor(weights, device=model.transformer.lm_head.weight.device)
+    id_K = torch.tensor(intervention.concept_ids, device=weight_K.device)
+    total_D = (model.known_head.embedding(id_K).float() * weight_K[:, None]).sum(dim=0)
+    direction_D = total_D / (total_D.norm() + 1e-12)
+    peak = max(float((model.transformer.token_vectors_VD.float() @ direction_D).max()), SMALLEST_PEAK)
+    alpha = intervention.strength / peak if intervention.unit == "logits" else intervention.strength
+    resolved = ResolvedIntervention(
+        concept_ids=intervention.concept_ids,
+        weights=tuple(weights),
+        alpha=alpha,
+        peak=peak,
+        layer=model.config.n_layers // 2 if intervention.layer is None else intervention.layer,
+        schedule=intervention.schedule,
+        cutoff_tokens=intervention.cutoff_tokens,
+    )
+    return resolved, direction_D
+
+
+def suppression(model: SteerlingModel, suppress: tuple[Suppression, ...]) -> Tensor:
+    """What to subtract from the logits, float32 [V]: sum of strength * relu(embedding . W)."""
+    device = model.transformer.lm_head.weight.device
+    id_K = torch.tensor([item.concept_id for item in suppress], device=device)
+    strength_K = torch.tensor([item.strength for item in suppress], dtype=torch.float32, device=device)
+    alignment_KV = model.known_head.embedding(id_K).float() @ model.transformer.token_vectors_VD.float().T
+    return (strength_K[:, None] * alignment_KV.clamp(min=0.0)).sum(dim=0)
+
+
+def injection(
+    vector_RGD: Tensor, layer_RG: Tensor, cutoff_RG: Tensor, num_committed_R: Tensor, masked_RC: Tensor
+) -> Inject:
+    """An `Inject` that adds each row's active groups at its masked positions.
+
+    A group acts while the row's commits are fewer than its cutoff, after every layer i (from 0) with
+    i + 1 >= its layer. Rows without steering have zero vectors and are left unchanged.
+    """
+    is_active_RG = num_committed_R[:, None] < cutoff_RG
+
+    def inject(layer: int, x_RCD: Tensor) -> Tensor:
+        acts_RG = is_active_RG & (layer_RG <= layer + 1)
+        added_RD = (vector_RGD * acts_RG[:, :, None]).sum(dim=1).to(x_RCD.dtype)
+        return x_RCD + added_RD[:, None, :] * masked_RC[:, :, None]
+
+    return inject

@@ -1,0 +1,1 @@
+"""The only code that owns device memory or waits for the device."""

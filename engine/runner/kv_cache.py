@@ -1,0 +1,71 @@
+"""Keys and values of every page and layer, and how many pages memory allows.
+
+Shapes: L layers, P pages, C positions of a page, G KV heads, E head width, R rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..config import EngineConfig, ModelConfig
+from ..errors import InvalidConfig
+
+# Without a GPU there is no memory to plan for: enough for every lane's whole context, within this bound.
+_CPU_CACHE_BYTES = 2 * 1024**3
+
+
+def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one page: keys and values of one block in all layers."""
+    slot = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return config.n_layers * config.diff_block_size * slot
+
+
+def plan_num_pages(config: ModelConfig, engine: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """Pages to allocate: what was asked for, else what memory allows. Call it once weights and lanes are there.
+
+    Raises InvalidConfig when not even one sequence of full context fits beside the weights.
+    """
+    if engine.num_pages is not None:
+        return engine.num_pages
+    blocks_per_context = -(-config.block_size // config.diff_block_size)
+    size = page_bytes(config, dtype)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget = int(total * engine.gpu_memory_fraction) - (total - free)
+        num_pages = budget // size
+    else:
+        num_pages = min(engine.num_lanes * blocks_per_context, _CPU_CACHE_BYTES // size)
+    if num_pages < blocks_per_context:
+        raise InvalidConfig(
+            f"memory has room for {max(num_pages, 0)} pages of {size} bytes, but one sequence of full context needs "
+            f"{blocks_per_context}; raise gpu_memory_fraction (now {engine.gpu_memory_fraction}) or lower max_lanes"
+        )
+    return num_pages
+
+
+class KVCache:
+    """The K and V tensors. Page `num_pages` is scratch: rows that only fill a bucket write there."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (
+            config.n_layers,
+            num_pages + 1,
+            config.diff_block_size,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self.num_pages = num_pages
+        # Zeros, not empty: keys that do not exist are masked, but 0 * NaN would still be NaN.
+        self.k_LPCGE = torch.zeros(shape, device=device, dtype=dtype)
+        self.v_LPCGE = torch.zeros(shape, device=device, dtype=dtype)
+
+    @property
+    def scratch_page(self) -> int:
+        """A page that no sequence owns."""
+        return self.num_pages
+
+    def write(self, layer: int, page_R: Tensor, k_RCGE: Tensor, v_RCGE: Tensor) -> None:
+        """Overwrite each row's own page in one layer. Pages of different rows must differ, scratch aside."""
+        self.k_LPCGE[layer].index_copy_(0, page_R, k_RCGE.to(self.k_LPCGE.dtype))
+        self.v_LPCGE[layer].index_copy_(0, page_R, v_RCGE.to(self.v_LPCGE.dtype))

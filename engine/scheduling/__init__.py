@@ -1,0 +1,38 @@
+"""Which rows run next, on which pages, for whom. Standard library only: knows no tensor and no device."""
+
+from .page_pool import PagePool
+from .plan import (
+    Admission,
+    BlockFinished,
+    BlockStarted,
+    Change,
+    Plan,
+    PlannedRow,
+    Preemption,
+    RowKind,
+    RowResult,
+    SequenceFinished,
+)
+from .prefix_index import ROOT_KEY, PrefixIndex, prefix_key
+from .scheduler import Scheduler
+from .sequence import Sequence, Status
+
+__all__ = [
+    "ROOT_KEY",
+    "Admission",
+    "BlockFinished",
+    "BlockStarted",
+    "Change",
+    "PagePool",
+    "Plan",
+    "PlannedRow",
+    "Preemption",
+    "PrefixIndex",
+    "RowKind",
+    "RowResult",
+    "Scheduler",
+    "Sequence",
+    "SequenceFinished",
+    "Status",
+    "prefix_key",
+]

@@ -1,0 +1,358 @@
+"""Who runs, on which pages, and which rows ride in the next pass.
+
+    plan = scheduler.plan()                     # run it on the device, then:
+    changes = scheduler.apply(plan, results)
+
+Knows sequences, pages, lanes and budgets. Must not know tensors, devices, clocks or threads: the
+same calls always give the same plans.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable
+
+from ..config import EngineConfig
+from ..errors import InvalidValue, QueueFull
+from ..request import FinishReason
+from .page_pool import PagePool
+from .plan import (
+    Admission,
+    BlockFinished,
+    BlockStarted,
+    Change,
+    Plan,
+    PlannedRow,
+    Preemption,
+    RowKind,
+    RowResult,
+    SequenceFinished,
+)
+from .prefix_index import PrefixIndex
+from .rows import RowBudget, choose_rows
+from .sequence import Sequence, Status
+
+
+class Scheduler:
+    """Admits, plans, applies, preempts and aborts.
+
+    Service is in order of (priority, arrival), smallest first:
+    - Admission takes the head of the queue or nobody: while it lacks a lane or pages, nobody behind
+      it is admitted, however small, so a large request cannot be overtaken for ever. A preempted
+      sequence queues at its old place.
+    - Admission reserves pages for every block up to and including the canvas, less those found in the
+      prefix index. Each later canvas takes one page; if none is free or cached, the running sequence
+      that comes last in the order is preempted, be it the one that asks.
+    - So the first sequence in the order is never preempted, every plan has rows, and every request ends.
+    A smaller priority value always wins, so requests of a larger one may wait for as long as smaller
+    ones keep coming; within a priority nobody starves.
+    """
+
+    def __init__(self, config: EngineConfig, block_size: int, num_pages: int) -> None:
+        self._config = config
+        self._block_size = block_size
+        self._prefix_index = PrefixIndex()
+        self._pool = PagePool(num_pages, self._prefix_index)
+        self._free_lanes = list(range(config.num_lanes))  # a heap: the lowest lane is given first
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []  # in order of service
+        self._running: list[Sequence] = []  # in order of service
+        self._num_passes = 0
+        self._last_prefill_pass = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a lane, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a lane: also the lanes in use."""
+        return len(self._running)
+
+    @property
+    def num_free_lanes(self) -> int:
+        """Lanes that nobody has."""
+        return len(self._free_lanes)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that mean nothing."""
+        return self._pool.num_free
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages that nobody holds and that a prefix look-up may find: as good as free."""
+        return self._pool.num_cached
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages in a running sequence's page table."""
+        return self._pool.num_held
+
+    @property
+    def has_work(self) -> bool:
+        """True if some sequence waits or runs, so that the next plan has rows."""
+        return bool(self._sequences)
+
+    def pages_needed(self, limit: int) -> int:
+        """Pages that a sequence of `limit` positions holds in its last block: it must have so many alone."""
+        return -(-limit // self._block_size)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence.
+
+        Raises QueueFull if `max_waiting` sequences wait already, and InvalidValue if its id is in use.
+        A sequence that needs more pages than there are must have been refused before.
+        """
+        if len(self._waiting) >= self._config.max_waiting:
+            raise QueueFull(
+                f"{len(self._waiting)} requests wait and max_waiting is {self._config.max_waiting}; "
+                "try again when some have been served, or raise max_waiting"
+            )
+        if sequence.id in self._sequences:
+            raise InvalidValue(
+                f"request_id {sequence.id!r} belongs to a request that has not ended; choose another or leave it out",
+                param="request_id",
+            )
+        assert sequence.is_waiting and sequence.block_size == self._block_size, sequence.id
+        assert self.pages_needed(sequence.limit) <= self._pool.num_pages, f"{sequence.id} can never run"
+        self._sequences[sequence.id] = sequence
+        insort(self._waiting, sequence, key=_order)
+
+    def abort(self, sequence_id: str) -> bool:
+        """Drop a sequence and free its lane and pages at once; False if the id is unknown or has ended.
+
+        Between `plan` and `apply` too: its rows in that pass are then ignored.
+        """
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        self._remove(sequence, Status.ABORTED)
+        return True
+
+    def preempt(self, sequence_id: str) -> bool:
+        """Send a running sequence back to the queue before the next plan; False if it does not run."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None or not sequence.is_running:
+            return False
+        self._preempt(sequence)
+        return True
+
+    def plan(self) -> Plan:
+        """Decide the next pass: take up shared pages, find room for canvases, admit, choose rows.
+
+        Rows are never empty while there is work. `apply` must follow before the next plan.
+        """
+        self._num_passes += 1
+        for sequence in self._running:
+            self._adopt_prefilled(sequence)
+        preempted = self._allocate_canvases()
+        admitted = self._admit()
+        has_prefilling = any(s.is_prefilling for s in self._running)
+        budget = RowBudget(
+            max_rows=self._config.max_rows,
+            max_prefill_rows=self._config.prefill_row_limit,
+            # Decoding sequences may fill every pass. If the last pass had no prefill row this one has
+            # one; not each, or two rows would never be left for a seal row and its denoise row.
+            num_reserved=int(has_prefilling and self._last_prefill_pass != self._num_passes - 1),
+            share_prefixes=self._config.share_prefixes,
+        )
+        rows = choose_rows(self._running, budget)
+        assert rows or not self.has_work, "sequences wait but none can move"
+        for row in rows:
+            row.sequence.last_pass = self._num_passes
+            if row.kind is RowKind.PREFILL:
+                self._last_prefill_pass = self._num_passes
+        return Plan(rows, tuple(admitted), tuple(preempted))
+
+    def apply(self, plan: Plan, results: Iterable[RowResult]) -> list[Change]:
+        """Record what the pass did and return what changed, in the order in which to report it.
+
+        `results` holds one result for each denoise row whose sequence was not aborted since; others
+        are ignored. A sequence's canvas starts before the pass's commits, and finishes after them.
+        """
+        results = list(results)
+        result_of = {result.sequence_id: result for result in results}
+        assert len(result_of) == len(results), "a sequence has two results"
+        assert all(row.sequence.id in result_of for row in plan.denoise_rows if row.sequence.is_running)
+        live = [row for row in plan.rows if row.sequence.is_running]
+        for sequence in {row.sequence.id: row.sequence for row in live}.values():
+            sequence.num_forward_passes += 1
+        # Seals first: a sequence that ends in this pass leaves its sealed pages to the prefix index.
+        for row in live:
+            if row.kind is not RowKind.DENOISE:
+                self._seal(row)
+        changes: list[Change] = []
+        for row in live:
+            if row.kind is RowKind.DENOISE:
+                changes += self._denoise(row, result_of[row.sequence.id])
+        return changes
+
+    def check_integrity(self) -> None:
+        """Assert that pages, lanes, queues and sequences agree. Valid between any two calls."""
+        self._pool.check_integrity()
+        num_holders = [0] * self._pool.num_pages
+        for sequence in self._running:
+            assert sequence.is_running and sequence.lane is not None, sequence.id
+            # Only a sequence that has just begun a canvas may still lack its page.
+            has_canvas_page = len(sequence.page_ids) == sequence.block + 1
+            assert has_canvas_page or len(sequence.page_ids) == sequence.block >= sequence.num_prefill_blocks + 1
+            assert sequence.block - 1 <= sequence.num_sealed <= sequence.block or sequence.is_prefilling, sequence.id
+            for block, page_id in enumerate(sequence.page_ids):
+                num_holders[page_id] += 1
+                if block >= sequence.num_sealed:
+                    assert self._pool.num_holders(page_id) == 1, f"{sequence.id}: unsealed block {block} is shared"
+                    assert page_id not in self._prefix_index, f"{sequence.id}: unsealed block {block} is indexed"
+        for page_id, expected in enumerate(num_holders):
+            assert self._pool.num_holders(page_id) == expected, f"page {page_id} has {expected} holders"
+        for sequence in self._waiting:
+            assert sequence.is_waiting and sequence.lane is None and not sequence.page_ids, sequence.id
+        lanes = [sequence.lane for sequence in self._running] + self._free_lanes
+        assert sorted(lane for lane in lanes if lane is not None) == list(range(self._config.num_lanes)), lanes
+        for queue in (self._waiting, self._running):
+            assert queue == sorted(queue, key=_order), "a queue is out of order"
+        assert {s.id: s for s in self._waiting + self._running} == self._sequences
+        assert len(self._waiting) + len(self._running) == len(self._sequences)
+
+    def _adopt_prefilled(self, sequence: Sequence) -> None:
+        """Take up pages that others have sealed since: blocks found this way need no prefill row."""
+        while sequence.is_prefilling:
+            page_id = self._prefix_index.find(sequence.prefix_key(sequence.num_sealed))
+            if page_id is None:
+                break
+            self._exchange_page(sequence, sequence.num_sealed, page_id)
+            sequence.num_sealed += 1
+
+    def _allocate_canvases(self) -> list[Preemption]:
+        """Give each new canvas its page, most important sequence first; return who was preempted for it."""
+        preempted: list[Preemption] = []
+        for sequence in list(self._running):
+            # Sequences later in this list may have been preempted for earlier ones.
+            if sequence.is_running and len(sequence.page_ids) == sequence.block:
+                while self._pool.num_available == 0 and sequence.is_running:
+                    preempted.append(self._preempt_last())
+                if sequence.is_running:
+                    sequence.page_ids.append(self._pool.allocate())
+        return preempted
+
+    def _preempt_last(self) -> Preemption:
+        """Send the least important, youngest running sequence back to the queue."""
+        return self._preempt(self._running[-1])
+
+    def _preempt(self, sequence: Sequence) -> Preemption:
+        """Send a running sequence back to the queue. Its sealed pages stay cached."""
+        assert sequence.lane is not None
+        preemption = Preemption(sequence, sequence.lane)
+        self._release(sequence, Status.WAITING)
+        sequence.num_preemptions += 1
+        insort(self._waiting, sequence, key=_order)
+        return preemption
+
+    def _admit(self) -> list[Admission]:
+        """Give lanes to the head of the queue while there are lanes and pages for it."""
+        admitted = []
+        while self._waiting and self._free_lanes:
+            sequence = self._waiting[0]
+            # At first admission the blocks before the canvas are the prompt's complete ones, after a
+            # preemption all finished ones.
+            found = self._prefix_index.longest_match(sequence.prefix_key(b) for b in range(sequence.block))
+            num_new = sequence.block + 1 - len(found)
+            if num_new > self._pool.num_available - sum(map(self._pool.is_cached, found)):
+                break
+            # Hold what was found before allocating: allocation evicts cached pages.
+            for page_id in found:
+                self._pool.hold(page_id)
+            new_pages = [self._pool.allocate() for _ in range(num_new)]
+            sequence.take_lane(heapq.heappop(self._free_lanes), found + new_pages, len(found))
+            assert sequence.lane is not None
+            num_cached_tokens = len(found) * self._block_size
+            if sequence.num_preemptions == 0:
+                sequence.num_cached_tokens = num_cached_tokens
+            del self._waiting[0]
+            insort(self._running, sequence, key=_order)
+            admitted.append(Admission(sequence, sequence.lane, num_cached_tokens))
+        return admitted
+
+    def _seal(self, row: PlannedRow) -> None:
+        """The block's final keys and values are on its page: count it, and offer the page to others."""
+        sequence, block = row.sequence, row.block
+        assert block == sequence.num_sealed, f"{sequence.id}: block {block} seals after {sequence.num_sealed} blocks"
+        assert not sequence.num_masked(block), f"{sequence.id}: block {block} seals with masks in it"
+        sequence.num_sealed += 1
+        if self._config.share_prefixes and sequence.is_whole(block):
+            key = sequence.prefix_key(block)
+            shared = self._prefix_index.find(key)
+            if shared is None:
+                self._prefix_index.register(key, sequence.page_ids[block])
+            else:
+                # Someone sealed the same tokens first: use that page. A sequence then holds every
+                # indexed page on the way to its last one, which the order of eviction counts on.
+                self._exchange_page(sequence, block, shared)
+
+    def _denoise(self, row: PlannedRow, result: RowResult) -> list[Change]:
+        """Apply a denoising step; start, finish and end what it starts, finishes and ends."""
+        sequence, block = row.sequence, row.block
+        assert block == sequence.block, f"{sequence.id}: block {block} was denoised, the canvas is {sequence.block}"
+        changes: list[Change] = []
+        if sequence.num_denoising_steps == 0:
+            changes.append(_block_started(sequence))
+        sequence.num_denoising_steps += 1
+        if not result.is_finite:
+            # The cause may be on a shared page. Without this every later request with that prefix would fail.
+            for page_id in sequence.page_ids:
+                self._prefix_index.forget(page_id)
+            return [*changes, self._finish(sequence, FinishReason.ERROR)]
+        assert result.commits, f"{sequence.id}: a denoising step must commit at least one token"
+        sequence.commit(result.commits)
+        if sequence.num_masked(block):
+            return changes
+        canvas = sequence.canvas_range(block)
+        end = canvas.stop if sequence.end is None else sequence.end
+        changes.append(BlockFinished(sequence, block, canvas.start, end))
+        if sequence.end is not None:
+            changes.append(self._finish(sequence, FinishReason.STOP))
+        elif sequence.is_last(block):
+            # The last block is not sealed: nobody but the prefix index would gain.
+            changes.append(self._finish(sequence, FinishReason.LENGTH))
+        else:
+            sequence.start_next_block()
+            changes.append(_block_started(sequence))
+        return changes
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> SequenceFinished:
+        self._remove(sequence, Status.FINISHED)
+        return SequenceFinished(sequence, reason)
+
+    def _remove(self, sequence: Sequence, status: Status) -> None:
+        """Forget a sequence for good."""
+        del self._sequences[sequence.id]
+        if sequence.is_running:
+            self._release(sequence, status)
+        else:
+            self._waiting.remove(sequence)
+            sequence.move_to(status)
+
+    def _release(self, sequence: Sequence, status: Status) -> None:
+        """Take a running sequence's lane and pages away."""
+        assert sequence.lane is not None
+        self._running.remove(sequence)
+        heapq.heappush(self._free_lanes, sequence.lane)
+        self._pool.release_all(sequence.page_ids)
+        sequence.leave_lane(status)
+
+    def _exchange_page(self, sequence: Sequence, block: int, page_id: int) -> None:
+        """Replace the sequence's own page of a block by another one of equal content."""
+        self._pool.hold(page_id)
+        self._pool.release(sequence.page_ids[block])
+        sequence.page_ids[block] = page_id
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _block_started(sequence: Sequence) -> BlockStarted:
+    canvas = sequence.canvas_range(sequence.block)
+    return BlockStarted(sequence, sequence.block, canvas.start, canvas.stop)
