@@ -1,6 +1,6 @@
 """Which masked positions a denoising step commits.
 
-Shapes: R rows, C canvas positions, K picks in a step.
+Shapes: R rows, C canvas positions, K picks in a step, D model width.
 """
 
 from __future__ import annotations
@@ -21,3 +21,15 @@ def most_confident(confidence_RC: Tensor, masked_RC: Tensor, quota_R: Tensor, nu
     rank_K = torch.arange(pick_RK.shape[1], device=pick_RK.device)
     is_pick_RK = (rank_K[None, :] < quota_R[:, None]) & masked_RC.gather(1, pick_RK)
     return pick_RK, is_pick_RK
+
+
+def share_hidden(hidden_RCD: Tensor, masked_RC: Tensor, is_alike_R: Tensor) -> Tensor:
+    """Give all masked positions of the rows marked in `is_alike_R` the hidden state of the first, hidden_RCD.
+
+    Masked positions differ only by what they attend to at which distance. Where everything they attend to is
+    masked too, or the model knows no distances, they are equal and only rounding tells them apart: it would
+    choose positions by the shape of the batch instead of by the rule for ties.
+    """
+    first_R = masked_RC.int().argmax(dim=-1)
+    first_R1D = hidden_RCD.gather(1, first_R[:, None, None].expand(-1, 1, hidden_RCD.shape[-1]))
+    return torch.where((masked_RC & is_alike_R[:, None])[:, :, None], first_R1D, hidden_RCD)

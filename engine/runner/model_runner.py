@@ -123,8 +123,13 @@ class ModelRunner:
         if batch.num_denoise == 0:
             return []
         num = batch.num_denoise
-        decision = self._decide(batch, hidden_RCD[:num], position_RC[:num], masked_RC[:num])
-        self._commit(batch, decision, hidden_RCD[:num], position_RC[:num])
+        masked_DC = masked_RC[:num]
+        is_alike_D = masked_DC.sum(dim=-1) == batch.key_length_R[:num]
+        if not self.config.use_rope:
+            is_alike_D = torch.ones_like(is_alike_D)
+        hidden_DCD = policies.share_hidden(hidden_RCD[:num], masked_DC, is_alike_D)
+        decision = self._decide(batch, hidden_DCD, position_RC[:num], masked_DC)
+        self._commit(batch, decision, hidden_DCD, position_RC[:num])
         return self._read_back(batch, decision)
 
     def _forward(self, batch: Batch, token_RC: Tensor, position_RC: Tensor, masked_RC: Tensor) -> Tensor:

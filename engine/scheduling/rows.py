@@ -30,12 +30,12 @@ def choose_rows(running: Iterable[Sequence], budget: RowBudget) -> tuple[Planned
     """The next pass's rows: decoding sequences first, then prefill; returned in the order of kinds.
 
     `running` is in order of service, and every sequence has its pages up to the canvas. Decoding
-    sequences are taken by priority and, within one, the least recently scheduled first, so they
-    rotate when rows are short. One whose rows do not fit waits while smaller ones pass it, and is
+    sequences are taken by priority and, within one, by their place in line, so they take turns
+    when rows are short. One whose rows do not fit waits while smaller ones pass it, and is
     ahead of them in the next pass. Prefill goes by order of service, several blocks at a time.
     """
     running = list(running)
-    decoding = sorted((s for s in running if not s.is_prefilling), key=lambda s: (s.priority, s.last_pass, s.arrival))
+    decoding = sorted((s for s in running if not s.is_prefilling), key=lambda s: (s.priority, s.last_turn, s.arrival))
     rows: list[PlannedRow] = []
     for sequence in decoding:
         new_rows = decode_rows(sequence)
@@ -57,15 +57,15 @@ def _prefill_rows(prefilling: list[Sequence], budget: RowBudget, taken: list[Pla
     """Prefill rows in the room that is left, each sequence's canvas behind its last one if it fits."""
     rows: list[PlannedRow] = []
     num_prefill = 0
-    written = {_shared_key(row) for row in taken if row.kind is RowKind.SEAL} if budget.share_prefixes else set()
+    written = {_shared_key(row) for row in taken if row.kind is RowKind.SEAL}
     for sequence in prefilling:
         for block in range(sequence.num_sealed, sequence.num_prefill_blocks):
             row = _row(sequence, RowKind.PREFILL, block)
             is_full = len(taken) + len(rows) == budget.max_rows or num_prefill == budget.max_prefill_rows
-            if is_full or _shared_key(row) in written:
+            is_written = budget.share_prefixes and _shared_key(row) in written
+            if is_full or is_written:
                 break
-            if budget.share_prefixes:
-                written.add(_shared_key(row))
+            written.add(_shared_key(row))
             rows.append(row)
             num_prefill += 1
         else:

@@ -44,7 +44,7 @@ class Scheduler:
     - Admission reserves pages for every block up to and including the canvas, less those found in the
       prefix index. Each later canvas takes one page; if none is free or cached, the running sequence
       that comes last in the order is preempted, be it the one that asks.
-    - So the first sequence in the order is never preempted, every plan has rows, and every request ends.
+    - So the first sequence in the order never has to go, every plan has rows, and every request ends.
     A smaller priority value always wins, so requests of a larger one may wait for as long as smaller
     ones keep coming; within a priority nobody starves.
     """
@@ -60,6 +60,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # in order of service
         self._num_passes = 0
         self._last_prefill_pass = 0
+        self._num_turns = 0
 
     @property
     def num_waiting(self) -> int:
@@ -161,11 +162,12 @@ class Scheduler:
         )
         rows = choose_rows(self._running, budget)
         assert rows or not self.has_work, "sequences wait but none can move"
-        for row in rows:
-            row.sequence.last_pass = self._num_passes
-            if row.kind is RowKind.PREFILL:
-                self._last_prefill_pass = self._num_passes
-        return Plan(rows, tuple(admitted), tuple(preempted))
+        plan = Plan(rows, tuple(admitted), tuple(preempted))
+        if plan.prefill_rows:
+            self._last_prefill_pass = self._num_passes
+        for row in plan.denoise_rows:
+            self._join_line(row.sequence)
+        return plan
 
     def apply(self, plan: Plan, results: Iterable[RowResult]) -> list[Change]:
         """Record what the pass did and return what changed, in the order in which to report it.
@@ -270,10 +272,17 @@ class Scheduler:
             num_cached_tokens = len(found) * self._block_size
             if sequence.num_preemptions == 0:
                 sequence.num_cached_tokens = num_cached_tokens
+            # Behind those who run already: in front, a stream of short requests could keep them from all rows.
+            self._join_line(sequence)
             del self._waiting[0]
             insort(self._running, sequence, key=_order)
             admitted.append(Admission(sequence, sequence.lane, num_cached_tokens))
         return admitted
+
+    def _join_line(self, sequence: Sequence) -> None:
+        """Put the sequence behind all others in the line for denoise rows."""
+        self._num_turns += 1
+        sequence.last_turn = self._num_turns
 
     def _seal(self, row: PlannedRow) -> None:
         """The block's final keys and values are on its page: count it, and offer the page to others."""
@@ -281,7 +290,9 @@ class Scheduler:
         assert block == sequence.num_sealed, f"{sequence.id}: block {block} seals after {sequence.num_sealed} blocks"
         assert not sequence.num_masked(block), f"{sequence.id}: block {block} seals with masks in it"
         sequence.num_sealed += 1
-        if self._config.share_prefixes and sequence.is_whole(block):
+        if self._config.share_prefixes:
+            # A cut block would not be what its key says. Only the last block can be cut, and it never seals.
+            assert sequence.is_whole(block), f"{sequence.id}: block {block} is cut"
             key = sequence.prefix_key(block)
             shared = self._prefix_index.find(key)
             if shared is None:

@@ -81,9 +81,9 @@ class Sequence:
     """Leading blocks whose final keys and values are on their pages."""
     num_prefill_blocks: int = field(init=False, default=0)
     """Blocks that were finished when the lane was given: these are prefilled, later ones sealed."""
-    last_pass: int = field(init=False, default=0)
-    """The scheduler's last pass with a row of this sequence; 0 before the first."""
-    _prefix_keys: list[bytes] = field(init=False, default_factory=list)
+    last_turn: int = field(init=False, default=0)
+    """Place in the line for denoise rows: smaller goes first. Given at admission and anew with each row."""
+    _prefix_keys: list[bytes] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self, prompt_token_ids: Iterable[int], max_tokens: int) -> None:
         prompt = list(prompt_token_ids)

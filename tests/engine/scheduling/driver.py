@@ -1,0 +1,306 @@
+"""A scheduler driven by a pretended device that checks every pass, and the same generation written plainly.
+
+The pretended device chooses positions and tokens as a pure function of (stream, position), so a
+sequence must end with the tokens of `generate_alone` whatever happens around it. It also keeps, in
+place of keys and values, the tokens that were seen when a page was written: a row that attends to
+a page with anything but the final tokens of its own prefix is a fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from engine.config import EngineConfig
+from engine.request import FinishReason
+from engine.scheduling import (
+    Admission,
+    BlockFinished,
+    BlockStarted,
+    Change,
+    Plan,
+    PlannedRow,
+    Preemption,
+    RowKind,
+    RowResult,
+    Scheduler,
+    Sequence,
+    SequenceFinished,
+)
+
+MASK, EOS, PAD, END = range(4)
+FIRST_WORD = 10
+
+
+def draw(*parts: object) -> int:
+    """A number that depends on the parts alone."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A request: what to generate, and which stream of pretended randomness decides the text."""
+
+    id: str
+    prompt: tuple[int, ...] = ()
+    max_tokens: int = 4
+    priority: int = 0
+    tokens_per_step: int = 1
+    stream: str = ""
+    """Empty: its id. Two requests with one prompt and one stream write the same text."""
+    end_percent: int = 0
+    """How many of a hundred positions would get an end token."""
+
+    def order_at(self, position: int) -> int:
+        return draw("order", self.stream or self.id, position)
+
+    def token_at(self, position: int) -> int:
+        number = draw("token", self.stream or self.id, position)
+        return END if number % 100 < self.end_percent else FIRST_WORD + number % 90
+
+    def steps(self, masked: Iterable[int]) -> list[int]:
+        """Which of the masked positions the next denoising step fills, in commit order."""
+        return sorted(masked, key=self.order_at)[: self.tokens_per_step]
+
+
+def prompt_of(family: int, length: int) -> tuple[int, ...]:
+    """The first `length` tokens of a family of prompts: all its members share their prefixes."""
+    return tuple(FIRST_WORD + draw("prompt", family, i) % 90 for i in range(length))
+
+
+def make_sequence(spec: Spec, *, block_size: int = 4, arrival: int = 0) -> Sequence:
+    return Sequence(
+        id=spec.id,
+        priority=spec.priority,
+        arrival=arrival,
+        block_size=block_size,
+        prompt_token_ids=spec.prompt,
+        max_tokens=spec.max_tokens,
+        mask_token_id=MASK,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        end_token_ids=frozenset({END}),
+        tokens_per_step=spec.tokens_per_step,
+    )
+
+
+def generate_alone(spec: Spec, block_size: int) -> tuple[list[int], FinishReason]:
+    """The slow twin: the whole generation of one request, block by block, without any scheduling."""
+    limit = len(spec.prompt) + spec.max_tokens
+    text = {}
+    for start in range(len(spec.prompt) // block_size * block_size, limit, block_size):
+        masked = set(range(max(start, len(spec.prompt)), min(start + block_size, limit)))
+        end = None
+        while masked:
+            for position in spec.steps(masked):
+                masked.remove(position)
+                text[position] = spec.token_at(position)
+            ends = [p for p in text if p >= start and text[p] == END]
+            if ends:
+                end = min(ends)
+                masked = {p for p in masked if p < end}
+        if end is not None:
+            return [text[p] for p in range(len(spec.prompt), end)], FinishReason.STOP
+    return [text[p] for p in range(len(spec.prompt), limit)], FinishReason.LENGTH
+
+
+class PretendedDevice:
+    """Runs plans on pages that remember the tokens they were written for."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, tuple[int, ...]] = {}
+        self.lanes: dict[int, Sequence] = {}
+        self.fail_next: set[str] = set()
+
+    def run(self, plan: Plan, specs: dict[str, Spec]) -> list[RowResult]:
+        for preemption in plan.preempted:
+            assert self.lanes.pop(preemption.lane) is preemption.sequence
+        self.lanes = {lane: s for lane, s in self.lanes.items() if s.lane == lane}
+        for admission in plan.admitted:
+            assert admission.lane not in self.lanes, "a lane was given twice"
+            self.lanes[admission.lane] = admission.sequence
+        targets = [row.page_ids[-1] for row in plan.rows]
+        assert len(set(targets)) == len(targets), "two rows write one page"
+        for row in plan.rows:
+            self._write(row)
+        # Only now does any row attend.
+        for row in plan.rows:
+            self._attend(row)
+        return [self._result(row, specs[row.sequence.id]) for row in plan.denoise_rows]
+
+    def _write(self, row: PlannedRow) -> None:
+        seen = tuple(row.sequence.token_ids[: row.key_length])
+        assert (MASK in seen) == (row.kind is RowKind.DENOISE), f"{row.kind} of {seen}"
+        assert PAD not in seen
+        self.written[row.page_ids[-1]] = seen
+
+    def _attend(self, row: PlannedRow) -> None:
+        sequence = row.sequence
+        assert self.lanes[row.lane] is sequence
+        assert len(row.page_ids) == row.block + 1
+        for block, page_id in enumerate(row.page_ids[:-1]):
+            final = tuple(sequence.token_ids[: (block + 1) * sequence.block_size])
+            assert self.written.get(page_id) == final, f"{sequence.id}: page {page_id} is not that of block {block}"
+
+    def _result(self, row: PlannedRow, spec: Spec) -> RowResult:
+        if spec.id in self.fail_next:
+            self.fail_next.remove(spec.id)
+            return RowResult(spec.id, (), is_finite=False)
+        positions = spec.steps(row.sequence.masked_positions(row.block))
+        assert len(positions) == row.num_commits > 0
+        return RowResult(spec.id, tuple((p, spec.token_at(p)) for p in positions))
+
+
+class Driver:
+    """A scheduler and a device in lockstep; every step checks what must hold at every step."""
+
+    def __init__(self, *, num_pages: int, block_size: int = 4, **config: int | bool) -> None:
+        self.config = EngineConfig(**config)
+        self.block_size = block_size
+        self.num_pages = num_pages
+        self.scheduler = Scheduler(self.config, block_size, num_pages)
+        self.device = PretendedDevice()
+        self.specs: dict[str, Spec] = {}
+        self.sequences: dict[str, Sequence] = {}
+        self.changes: dict[str, list[Change]] = {}
+        self.reasons: dict[str, FinishReason] = {}
+        self.computed: dict[str, list[tuple[int, int]]] = {}
+        """(residence, block) of every prefill and seal row."""
+        self.num_passes = 0
+        self.waited: Counter[str] = Counter()
+        """Passes since a sequence last had a denoise row, while it could have had one."""
+        self.num_passes_without_prefill = 0
+        self.counts: Counter[str] = Counter()
+
+    def add(self, *specs: Spec) -> None:
+        for spec in specs:
+            sequence = make_sequence(spec, block_size=self.block_size, arrival=len(self.sequences))
+            self.scheduler.add(sequence)
+            self.sequences[spec.id] = sequence
+            self.specs[spec.id] = spec
+            self.changes[spec.id] = []
+            self.computed[spec.id] = []
+            self.check()
+
+    def abort(self, sequence_id: str) -> bool:
+        was_live = self.scheduler.abort(sequence_id)
+        self.check()
+        return was_live
+
+    def preempt(self, sequence_id: str) -> bool:
+        lane = self.sequences[sequence_id].lane
+        was_running = self.scheduler.preempt(sequence_id)
+        assert was_running == (lane is not None)
+        if lane is not None:
+            self.device.lanes.pop(lane, None)
+            self.counts["preempted"] += 1
+        self.check()
+        return was_running
+
+    def step(self) -> Plan:
+        plan = self.scheduler.plan()
+        self.check()
+        self.check_plan(plan)
+        self.num_passes += 1
+        changes = self.scheduler.apply(plan, self.device.run(plan, self.specs))
+        self.check()
+        for change in changes:
+            self.record(change)
+        return plan
+
+    def finish(self, max_passes: int = 10_000) -> None:
+        """Step until nothing is left; every request must end."""
+        for _ in range(max_passes):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, f"work is left after {max_passes} passes"
+        assert self.scheduler.num_held_pages == 0
+        assert self.scheduler.num_free_lanes == self.config.num_lanes
+
+    def check(self) -> None:
+        scheduler = self.scheduler
+        scheduler.check_integrity()
+        pages = scheduler.num_free_pages + scheduler.num_cached_pages + scheduler.num_held_pages
+        assert pages == self.num_pages
+        assert scheduler.num_running + scheduler.num_free_lanes == self.config.num_lanes
+
+    def check_plan(self, plan: Plan) -> None:
+        assert bool(plan.rows) == self.scheduler.has_work
+        assert len(plan.rows) <= self.config.max_rows
+        assert len(plan.prefill_rows) <= self.config.prefill_row_limit
+        assert plan.rows == plan.denoise_rows + plan.seal_rows + plan.prefill_rows
+        denoised = {(row.sequence.id, row.block) for row in plan.denoise_rows}
+        assert len(denoised) == len(plan.denoise_rows)
+        for row in plan.seal_rows:
+            assert (row.sequence.id, row.block + 1) in denoised, "a seal row rides alone"
+        for row in plan.seal_rows + plan.prefill_rows:
+            sequence = row.sequence
+            # A block is computed once per residence, and in order.
+            computed = self.computed[sequence.id]
+            before = [b for residence, b in computed if residence == sequence.num_preemptions]
+            assert not before or row.block > before[-1]
+            computed.append((sequence.num_preemptions, row.block))
+        self.check_turns(plan)
+        self.counts["preempted"] += len(plan.preempted)
+        self.counts["admitted"] += len(plan.admitted)
+        self.counts["cached_tokens"] += sum(admission.num_cached_tokens for admission in plan.admitted)
+        self.counts["mixed"] += len({row.kind for row in plan.rows}) == 3
+
+    def check_turns(self, plan: Plan) -> None:
+        """Nobody waits long for a row: neither prefill nor, within a priority, any decoding sequence."""
+        running = [s for s in self.sequences.values() if s.is_running]
+        served = {row.sequence.id for row in plan.denoise_rows}
+        most_important = min((s.priority for s in running), default=0)
+        for sequence in running:
+            is_passed_over = sequence.id not in served and not sequence.is_prefilling
+            may_wait = sequence.priority > most_important
+            self.waited[sequence.id] = self.waited[sequence.id] + 1 if is_passed_over and not may_wait else 0
+            # Two rows serve anyone, and every second pass has all rows for decoding sequences.
+            longest = 2 * -(-self.config.num_lanes // (self.config.max_rows // 2))
+            assert self.waited[sequence.id] <= longest, f"{sequence.id} waited {self.waited[sequence.id]} passes"
+        # A block that someone seals in this very pass is taken over in the next one, so needs no row.
+        sealing = {row.sequence.prefix_key(row.block) for row in plan.seal_rows}
+        wanting = [s for s in running if s.is_prefilling and s.prefix_key(s.num_sealed) not in sealing]
+        is_starved = bool(wanting) and not plan.prefill_rows
+        self.num_passes_without_prefill = self.num_passes_without_prefill + 1 if is_starved else 0
+        assert self.num_passes_without_prefill <= 1
+
+    def record(self, change: Change) -> None:
+        sequence = change.sequence
+        self.changes[sequence.id].append(change)
+        if isinstance(change, SequenceFinished):
+            self.reasons[sequence.id] = change.reason
+            if change.reason is not FinishReason.ERROR:
+                self.check_finished(sequence)
+
+    def check_finished(self, sequence: Sequence) -> None:
+        """The text, the events and the counts of a sequence that ended by itself."""
+        spec = self.specs[sequence.id]
+        text, reason = generate_alone(spec, self.block_size)
+        assert sequence.text_token_ids == text
+        assert self.reasons[sequence.id] == reason
+        assert sequence.token_ids[: sequence.prompt_length] == list(spec.prompt)
+        stop = sequence.limit if sequence.end is None else sequence.end
+        blocks = range(sequence.first_block, sequence.block + 1)
+        expected: list[Change] = []
+        for block in blocks:
+            canvas = sequence.canvas_range(block)
+            expected.append(BlockStarted(sequence, block, canvas.start, canvas.stop))
+            expected.append(BlockFinished(sequence, block, canvas.start, min(canvas.stop, stop)))
+        assert self.changes[sequence.id] == expected + [SequenceFinished(sequence, reason)]
+        assert sequence.num_blocks == len(blocks)
+        if reason is FinishReason.LENGTH:
+            assert sequence.num_committed == spec.max_tokens
+        assert sequence.num_denoising_steps <= sequence.num_forward_passes <= self.num_passes
+
+
+def rows_of(plan: Plan) -> list[tuple[str, str, int]]:
+    """(kind, sequence id, block) of each row."""
+    return [(row.kind.name, row.sequence.id, row.block) for row in plan.rows]
+
+
+def ids(items: Iterable[PlannedRow | Admission | Preemption | Change]) -> list[str]:
+    return [item.sequence.id for item in items]
