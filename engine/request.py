@@ -298,7 +298,8 @@ class ConceptContribution:
 
 @dataclass(frozen=True, slots=True)
 class TokenAttribution:
-    """Which concepts drove one token; totals + epsilon = target logit, totals over all active concepts."""
+    """Which concepts drove one token; totals + epsilon = target logit. Totals cover all reported concepts, also those
+    that `top_k` left out."""
 
     known: tuple[ConceptContribution, ...]
     """Largest absolute contribution first."""

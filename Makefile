@@ -1,0 +1,52 @@
+# make serve   start the demo on this machine
+# make test    everything that has to pass before a change lands
+# make lint    the static half of it
+# make format  let ruff rewrite what it can
+#
+# Each target installs what it needs into .venv; nothing has to be run before it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
+INSTALLED := $(VENV)/.installed
+INSTALLED_TEST := $(VENV)/.installed-test
+PYTEST_ARGS ?=
+
+.PHONY: install install-test serve test lint format clean
+install: $(INSTALLED)
+install-test: $(INSTALLED_TEST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and f"Python {v} is too old: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time this takes a few minutes"
+	$(PIP) --constraint constraints.txt --editable .
+	touch $@
+
+# The reference package pins old releases of its dependencies and a newer Python, so it comes
+# without either; the tests show that it runs with what constraints.txt names. litellm comes for one
+# file: the ranks of the published checkpoints' tokenizer, which tiktoken would download.
+$(INSTALLED_TEST): $(INSTALLED)
+	$(PIP) --constraint constraints.txt --editable '.[test]'
+	$(PIP) --no-deps --ignore-requires-python steerling==0.2.0 litellm==1.110.2
+	touch $@
+
+serve: $(INSTALLED)
+	$(BIN)/python -m serve_app.run
+
+lint: $(INSTALLED_TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy engine serve_app
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: $(INSTALLED_TEST)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

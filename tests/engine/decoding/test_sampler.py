@@ -1,0 +1,198 @@
+"""Token choice: against the plain reference, and in distribution against the package's own sampler."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from steerling.configs import GenerationConfig
+from steerling.inference.causal_diffusion import _sample_token
+
+from engine.decoding.random import uniform
+from engine.decoding.sampler import (
+    Choice,
+    adjusted_logits,
+    choose_tokens,
+    confidence,
+    entropy_temperature,
+    kept_probabilities,
+    presence,
+)
+from engine.request import SamplingParams
+from tests import reference
+
+VOCAB = 40
+
+
+def logits_of(seed, count=1, scale=2.0):
+    return scale * torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def choice_of(*params):
+    """One row of sampling parameters each."""
+    return Choice(
+        temperature_M=torch.tensor([p.effective_temperature for p in params], dtype=torch.float32),
+        top_p_M=torch.tensor([p.effective_top_p for p in params], dtype=torch.float32),
+        top_k_M=torch.tensor([p.top_k or VOCAB for p in params]),
+        min_p_M=torch.tensor([p.min_p or 0.0 for p in params], dtype=torch.float32),
+        is_entropy_M=torch.tensor([p.uses_entropy for p in params]),
+        is_greedy_M=torch.tensor([p.is_greedy for p in params]),
+    )
+
+
+MODES = {
+    "entropy_default": SamplingParams(),
+    "entropy_wide": SamplingParams(entropy_sampling=True, top_p=0.95),
+    "temperature": SamplingParams(temperature=0.7),
+    "hot": SamplingParams(temperature=1.8),
+    "top_p": SamplingParams(top_p=0.6),
+    "top_k": SamplingParams(temperature=1.3, top_k=5),
+    "min_p": SamplingParams(temperature=1.3, min_p=0.2),
+    "all_three": SamplingParams(temperature=1.5, min_p=0.05, top_k=9, top_p=0.8),
+    "top_k_one": SamplingParams(temperature=1.0, top_k=1),
+    "entropy_top_p_zero": SamplingParams(entropy_sampling=True, top_p=0.0),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scale", [0.3, 2.0, 8.0])
+def test_kept_probabilities_equal_the_plain_reference(mode, scale):
+    logits = logits_of(1, 6, scale)
+    logits[:, 3] = -math.inf
+    kept = kept_probabilities(logits, choice_of(*[MODES[mode]] * 6)).double()
+    kept = kept / kept.sum(dim=-1, keepdim=True)
+    for row in range(6):
+        expected = reference.distribution(logits[row], MODES[mode])
+        torch.testing.assert_close(kept[row], expected, atol=1e-5, rtol=0)
+        assert ((kept[row] > 0) == (expected > 0)).all()
+
+
+def test_rows_with_different_parameters_do_not_mix():
+    """One row's temperature was once used for a whole batch."""
+    logits = logits_of(2, len(MODES))
+    together = kept_probabilities(logits, choice_of(*MODES.values()))
+    for row, params in enumerate(MODES.values()):
+        alone = kept_probabilities(logits[row : row + 1], choice_of(params))
+        torch.testing.assert_close(together[row], alone[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-9, 0.25, 0.5, 0.999999, 1 - 2**-53])
+def test_the_choice_is_the_inverse_distribution_function_in_id_order(number):
+    params = SamplingParams(temperature=1.0, top_k=6)
+    logits = logits_of(3, 8)
+    tokens = choose_tokens(logits, choice_of(*[params] * 8), torch.full((8,), number, dtype=torch.float64))
+    assert tokens.tolist() == [reference.choose(row, params, lambda: number) for row in logits]
+
+
+def test_greedy_ties_go_to_the_lowest_id():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [17, 5, 30]] = 2.0
+    greedy = choice_of(SamplingParams(temperature=0))
+    assert choose_tokens(logits, greedy, torch.tensor([0.9], dtype=torch.float64)).tolist() == [5]
+
+
+def test_top_k_ties_go_to_the_lowest_ids():
+    logits = torch.zeros(1, VOCAB)
+    kept = kept_probabilities(logits, choice_of(SamplingParams(temperature=1.0, top_k=4)))
+    assert kept[0].nonzero().flatten().tolist() == [0, 1, 2, 3]
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 8.0), st.floats(0, 1 - 2**-53), st.sampled_from(sorted(MODES)))
+@settings(max_examples=150, deadline=None)
+def test_a_token_without_probability_is_never_chosen(seed, scale, number, mode):
+    logits = logits_of(seed, 1, scale)
+    logits[0, ::3] = -math.inf
+    token = choose_tokens(logits, choice_of(MODES[mode]), torch.tensor([number], dtype=torch.float64))
+    assert logits[0, int(token)] > -math.inf
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.8, 1.0])
+def test_the_adaptive_temperature_rises_with_entropy_from_three_to_seven_tenths(top_p):
+    flat, sharp = torch.zeros(1, VOCAB), torch.zeros(1, VOCAB)
+    sharp[0, 0] = 60.0
+    bound = torch.tensor([top_p])
+    assert float(entropy_temperature(sharp, bound)) == pytest.approx(0.3, abs=1e-4)
+    assert float(entropy_temperature(flat, bound)) == pytest.approx(0.7, abs=0.01)
+
+
+def test_adjusting_applies_offset_penalty_and_bans_in_this_order():
+    raw = torch.tensor([[[1.0, -1.0, 3.0, 0.5, 2.0]]])
+    offset = torch.tensor([[-2.0, 3.0, 0.0, 0.0, 0.0]])
+    present = torch.tensor([[True, True, True, False, False]])
+    banned = torch.tensor([False, False, False, True, False])
+    ends = torch.tensor([[[False, False, False, False, True]]])
+    adjusted = adjusted_logits(raw, offset, present, torch.tensor([2.0]), banned, ends)
+    # The bias moved the first below and the second above zero before the penalty looked at the sign.
+    assert adjusted[0, 0].tolist() == [-2.0, 1.0, 1.5, -math.inf, -math.inf]
+    assert raw[0, 0].tolist() == [1.0, -1.0, 3.0, 0.5, 2.0]
+
+
+def test_presence_marks_what_occurs_in_each_sequence():
+    present = presence(torch.tensor([[1, 1, 4], [0, 2, 2]]), 6)
+    assert [row.nonzero().flatten().tolist() for row in present] == [[1, 4], [0, 2]]
+
+
+def test_confidence_is_the_probability_of_the_likeliest_token():
+    logits = torch.tensor([[[0.0, math.log(3.0), -math.inf]]])
+    assert float(confidence(logits)) == pytest.approx(0.75)
+
+
+def chi_square(counts, expected):
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def bound(degrees):
+    """About the 1 - 1e-6 quantile of the chi-square distribution (Wilson and Hilferty)."""
+    return degrees * (1 - 2 / (9 * degrees) + 4.75 * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+PACKAGE_MODES = {
+    "entropy": (SamplingParams(), GenerationConfig()),
+    "entropy_narrow": (
+        SamplingParams(entropy_sampling=True, top_p=0.5),
+        GenerationConfig(top_p=0.5),
+    ),
+    "top_p": (
+        SamplingParams(temperature=1.2, top_p=0.7),
+        GenerationConfig(temperature=1.2, top_p=0.7, use_entropy_sampling=False),
+    ),
+    "temperature": (
+        SamplingParams(temperature=0.6),
+        GenerationConfig(temperature=0.6, top_p=1.0, use_entropy_sampling=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", PACKAGE_MODES)
+@pytest.mark.parametrize("scale", [0.3, 0.8])
+def test_over_many_seeds_a_position_is_distributed_as_in_the_package(mode, scale):
+    """Each side's counts against the distribution pooled from both: they draw from one."""
+    ours, theirs = PACKAGE_MODES[mode]
+    draws = 4000
+    logits = logits_of(11, 1, scale)[0]
+    seeds = torch.arange(draws)
+    numbers = uniform(seeds, torch.full((draws,), 70), torch.zeros(draws, dtype=torch.int64))
+    tokens = choose_tokens(logits.expand(draws, -1), choice_of(*[ours] * draws), numbers)
+    generator = torch.Generator().manual_seed(5)
+    package = torch.stack([_sample_token(logits, theirs, generator) for _ in range(draws)])
+    counts = torch.stack([t.bincount(minlength=VOCAB) for t in (tokens, package)]).double()
+    counts = counts[:, counts.sum(dim=0) > 0]
+    assert counts.shape[1] >= 2, "a distribution with one outcome would compare nothing"
+    degrees = counts.shape[1] - 1
+    assert chi_square(counts, counts.mean(dim=0)) < bound(degrees)
+
+
+def test_the_chi_square_test_would_notice_another_temperature():
+    logits = logits_of(11, 1, 0.7)[0]
+    draws = 4000
+    numbers = uniform(torch.arange(draws), torch.full((draws,), 70), torch.zeros(draws, dtype=torch.int64))
+    counts = torch.stack(
+        [
+            choose_tokens(logits.expand(draws, -1), choice_of(*[SamplingParams(temperature=t)] * draws), numbers)
+            .bincount(minlength=VOCAB)
+            .double()
+            for t in (0.6, 0.8)
+        ]
+    )
+    assert chi_square(counts, counts.mean(dim=0)) > bound(counts.shape[1] - 1)

@@ -1,0 +1,115 @@
+"""Directions, alphas, groups, injection and suppression, against the package and the plain reference."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from steerling.configs import SteeringConfig
+
+from engine.decoding.steering import injection, plan_steering, resolve_intervention, suppression
+from engine.errors import InvalidValue
+from engine.model.weights import load_model
+from engine.request import GenerateRequest, Intervention, SteeringParams, Suppression
+from tests import reference
+from tests.checkpoints import RECIPES
+
+RECIPE = RECIPES[1]
+
+
+@pytest.fixture
+def model(checkpoint):
+    return load_model(checkpoint(RECIPE), device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("ids", [[3], [3, 7, 20]])
+@pytest.mark.parametrize("layer", [None, 0, 1, 2])
+@pytest.mark.parametrize("unit", ["logits", "raw"])
+def test_one_intervention_with_equal_weights_is_the_package_s(model, oracle, ids, layer, unit):
+    theirs = SteeringConfig(
+        concept_ids=ids, mai_lm_target=-4.0, normalize_mai_lm_target=unit == "logits", inject_layer=layer
+    )
+    direction, alpha, first = oracle(RECIPE).generator._prepare_steering(theirs)
+    ours, our_direction = resolve_intervention(
+        model, Intervention(concept_ids=tuple(ids), strength=-4.0, unit=unit, layer=layer)
+    )
+    torch.testing.assert_close(our_direction, direction, atol=1e-6, rtol=0)
+    assert (ours.alpha, ours.layer) == (pytest.approx(alpha, abs=1e-6), first)
+    assert ours.alpha * ours.peak == pytest.approx(-4.0, abs=1e-5) or unit == "raw"
+
+
+def test_weights_scale_the_embeddings_before_they_are_normalised(model, oracle):
+    one = Intervention(concept_ids=(3, 7), weights=(2.0, -0.5), strength=5.0)
+    ((_, alpha, direction, _),) = reference.resolve_steering(
+        oracle(RECIPE), GenerateRequest(prompt_token_ids=[], steering=SteeringParams(interventions=(one,)))
+    )
+    ours, our_direction = resolve_intervention(model, one)
+    torch.testing.assert_close(our_direction, direction, atol=1e-6, rtol=0)
+    assert ours.alpha == pytest.approx(alpha, abs=1e-5)
+
+
+def test_suppression_is_the_package_s_logit_mask(model, oracle):
+    theirs = oracle(RECIPE).generator._build_relu_mask({3: 20.0, 9: 1.5})
+    ours = suppression(model, (Suppression(concept_id=3, strength=20.0), Suppression(concept_id=9, strength=1.5)))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    assert (ours >= 0).all() and ours.max() > 1
+
+
+def steer(**values):
+    return Intervention(**{"concept_ids": (1,), "strength": 2.0, **values})
+
+
+def test_equal_layers_and_schedules_share_a_group_and_add_up(model):
+    plan = plan_steering(model, SteeringParams(interventions=(steer(), steer(concept_ids=(2,)), steer(layer=2))))
+    parts = [resolve_intervention(model, steer(concept_ids=(c,))) for c in (1, 2)]
+    expected = sum(outcome.alpha * direction for outcome, direction in parts)
+    torch.testing.assert_close(plan.vector_GD[0], expected, atol=1e-6, rtol=0)
+    assert plan.layer_G[:2].tolist() == [RECIPE.model_config.n_layers // 2, 2]
+    assert not plan.vector_GD[2:].any()
+    assert len(plan.resolved) == 3
+
+
+def test_eight_groups_fit_and_a_ninth_is_refused_by_name(model):
+    def groups(count):
+        return SteeringParams(
+            interventions=tuple(steer(schedule="hard_cutoff", cutoff_tokens=n + 1) for n in range(count))
+        )
+
+    assert plan_steering(model, groups(8)).vector_GD[:8].any(dim=1).all()
+    with pytest.raises(InvalidValue, match=r"9 .* at most 8") as caught:
+        plan_steering(model, groups(9))
+    assert caught.value.param == "steering.interventions"
+
+
+class TestInjection:
+    layers: ClassVar = torch.tensor([[1, 3]])
+    vectors: ClassVar = torch.tensor([[[1.0, 0.0], [0.0, 10.0]]])
+    masked: ClassVar = torch.tensor([[True, False, True]])
+
+    def added(self, layer, num_committed, cutoffs=(2**62, 2**62)):
+        inject = injection(
+            self.vectors, self.layers, torch.tensor([cutoffs]), torch.tensor([num_committed]), self.masked
+        )
+        return inject(layer, torch.zeros(1, 3, 2))[0].tolist()
+
+    def test_layers_count_from_one(self):
+        assert self.added(0, 0) == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        assert self.added(1, 0)[0] == [1.0, 0.0]
+        assert self.added(2, 0)[0] == [1.0, 10.0]
+
+    def test_only_masked_positions_are_steered(self):
+        assert self.added(2, 0)[1] == [0.0, 0.0]
+
+    @pytest.mark.parametrize(("committed", "first"), [(4, 1.0), (5, 0.0)])
+    def test_a_cutoff_counts_the_tokens_committed_when_the_pass_begins(self, committed, first):
+        assert self.added(2, committed, (5, 2**62))[0] == [first, 10.0]
+
+    def test_rows_have_their_own_schedules(self):
+        inject = injection(
+            self.vectors.expand(2, -1, -1),
+            self.layers.expand(2, -1),
+            torch.tensor([[1, 1], [9, 9]]),
+            torch.tensor([3, 3]),
+            self.masked.expand(2, -1),
+        )
+        x = inject(2, torch.zeros(2, 3, 2))
+        assert not x[0].any() and x[1].any()

@@ -1,0 +1,169 @@
+"""The loader takes every layout, and names what is wrong with any other."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config import ModelConfig
+from engine.errors import CheckpointError, InvalidConfig
+from engine.model.weights import load_model, save_checkpoint
+from tests.checkpoints import DEFAULT_MODEL, Recipe, save_tensors
+
+CPU = torch.device("cpu")
+SMALL = Recipe(name="small")
+
+
+def load(folder):
+    return load_model(folder, device=CPU, dtype=torch.float32)
+
+
+def logits(model, ids):
+    return model.transformer.logits(model.compose(model.hidden_dense(torch.tensor([ids]))))
+
+
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+@pytest.mark.parametrize("num_shards", [1, 4])
+@pytest.mark.parametrize("absent", [None, "tok_emb", "lm_head"])
+def test_every_layout_loads_to_the_same_model(tmp_path, layout, num_shards, absent):
+    ids = SMALL.plain_ids(20)
+    recipe = replace(SMALL, layout=layout, num_shards=num_shards, absent=absent)
+    model = load(recipe.write(tmp_path / "other"))
+    assert torch.equal(logits(model, ids), logits(load(SMALL.write(tmp_path / "plain")), ids))
+
+
+def test_untied_weights_are_two_tensors(tmp_path):
+    model = load(replace(SMALL, model={"weight_sharing": False}).write(tmp_path))
+    assert not torch.equal(model.transformer.embedding.weight, model.transformer.lm_head.weight)
+
+
+def test_names_under_a_wrapper_are_understood(tmp_path):
+    SMALL.write(tmp_path)
+    save_tensors(tmp_path, {f"model.{name}": tensor for name, tensor in SMALL.tensors().items()})
+    assert load(tmp_path).config.vocab_size == SMALL.vocab_size
+
+
+def write_with(folder, change):
+    """SMALL's checkpoint after `change` has edited its tensors."""
+    SMALL.write(folder)
+    tensors = replace(SMALL, absent="lm_head").tensors()
+    change(tensors)
+    save_tensors(folder, tensors)
+    return folder
+
+
+NAME = "transformer.blocks.1.mlp.c_fc.weight"
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    folder = write_with(tmp_path, lambda tensors: tensors.pop(NAME))
+    with pytest.raises(CheckpointError, match=f"missing {NAME}"):
+        load(folder)
+
+
+def test_a_surplus_tensor_is_named(tmp_path):
+    folder = write_with(tmp_path, lambda tensors: tensors.update({"transformer.blocks.7.extra": torch.zeros(2)}))
+    with pytest.raises(CheckpointError, match=r"unexpected transformer\.blocks\.7\.extra"):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(tmp_path):
+    folder = write_with(tmp_path, lambda tensors: tensors.update({NAME: torch.zeros(3, 32)}))
+    with pytest.raises(CheckpointError, match=rf"{NAME} has shape \[3, 32\], .*\[128, 32\]"):
+        load(folder)
+
+
+def test_both_tied_tensors_missing_is_an_error(tmp_path):
+    folder = write_with(tmp_path, lambda tensors: tensors.pop("transformer.tok_emb.weight"))
+    with pytest.raises(CheckpointError, match=r"tok_emb.*lm_head"):
+        load(folder)
+
+
+def test_tied_tensors_that_differ_are_an_error(tmp_path):
+    other = {"transformer.lm_head.weight": torch.zeros(SMALL.vocab_size, DEFAULT_MODEL["n_embd"])}
+    folder = write_with(tmp_path, lambda tensors: tensors.update(other))
+    with pytest.raises(CheckpointError, match="differ"):
+        load(folder)
+
+
+def test_a_tensor_of_an_unused_head_is_left_over(tmp_path):
+    """A config without a discovered head must not silently drop the head that the file holds."""
+    recipe = replace(SMALL, concept={"use_unknown": False})
+    SMALL.write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(recipe.config()))
+    with pytest.raises(CheckpointError, match=r"unexpected unknown_head\."):
+        load(tmp_path)
+
+
+def test_a_folder_without_tensors_is_an_error(tmp_path):
+    SMALL.write(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="safetensors"):
+        load(tmp_path)
+
+
+def test_a_shard_that_the_index_names_but_nobody_wrote_is_an_error(tmp_path):
+    replace(SMALL, num_shards=3).write(tmp_path)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="model-00002-of-00003"):
+        load(tmp_path)
+
+
+def test_a_truncated_file_is_an_error_that_names_it(tmp_path):
+    file = SMALL.write(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+def test_an_unknown_config_key_is_named(tmp_path, layout):
+    raw = replace(SMALL, layout=layout).config() | {"num_experts": 8}
+    with pytest.raises(InvalidConfig, match="num_experts"):
+        ModelConfig.from_dict(raw)
+
+
+def test_a_saved_checkpoint_loads_to_the_same_model(tmp_path):
+    model = load(SMALL.write(tmp_path / "first"))
+    save_checkpoint(model, SMALL.config(), tmp_path / "second", dtype=torch.float32)
+    ids = SMALL.plain_ids(20)
+    assert torch.equal(logits(load(tmp_path / "second"), ids), logits(model, ids))
+
+
+def test_both_layouts_read_to_the_same_config():
+    assert ModelConfig.from_dict(SMALL.config()) == ModelConfig.from_dict(replace(SMALL, layout="nested").config())
+
+
+def test_the_nested_layout_without_ids_takes_the_published_ones():
+    raw = replace(SMALL, layout="nested").config()
+    raw = {k: v for k, v in raw.items() if k not in {*SMALL.special_ids, "vocab_size"}}
+    base, instruct = ModelConfig.from_dict(raw), ModelConfig.from_dict(raw | {"instruct": True})
+    assert (base.vocab_size, base.eos_token_id, base.pad_token_id, base.mask_token_id) == (
+        100281,
+        100257,
+        100277,
+        100280,
+    )
+    assert (base.bos_token_id, base.endofchunk_token_id, base.eot_id) == (100278, 100279, None)
+    assert (instruct.vocab_size, instruct.start_header_id, instruct.end_header_id, instruct.eot_id) == (
+        100284,
+        100281,
+        100282,
+        100283,
+    )
+
+
+def test_a_flat_config_without_a_mask_id_is_an_error_that_names_it():
+    raw = {k: v for k, v in SMALL.config().items() if k != "mask_token_id"}
+    with pytest.raises(InvalidConfig, match="mask_token_id"):
+        ModelConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("n_head", 5), ("n_kv_heads", 3), ("norm_order", "sandwich"), ("mask_token_id", 97), ("concept_dim", 31)],
+)
+def test_a_config_value_out_of_range_is_named(key, value):
+    with pytest.raises(InvalidConfig, match=key if key != "n_head" else "n_embd"):
+        ModelConfig.from_dict(SMALL.config() | {key: value})

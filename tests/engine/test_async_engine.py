@@ -1,0 +1,189 @@
+"""The thread around the engine: events, cancellation, refusals, and what happens when it ends."""
+
+import asyncio
+import threading
+
+import pytest
+
+from engine import (
+    AsyncEngine,
+    EngineStopped,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    InvalidValue,
+    QueueFull,
+    SamplingParams,
+    Started,
+)
+from tests.checkpoints import EOT
+
+
+def request(max_tokens=20, seed=0, **values):
+    return GenerateRequest(
+        prompt_token_ids=EOT.plain_ids(20, seed),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=0.0, ignore_eos=True, seed=0),
+        **values,
+    )
+
+
+async def collect(engine, asked):
+    return [event async for events in engine.generate(asked) for event in events]
+
+
+@pytest.fixture
+def served(make_engine):
+    """(AsyncEngine, the Engine inside it), stopped after the test."""
+    inner = make_engine(EOT)
+    engine = AsyncEngine(inner)
+    yield engine, inner
+    engine.stop()
+
+
+def test_tasks_served_together_get_what_each_gets_alone(served, make_engine):
+    engine, _ = served
+    asked = [request(seed=s, max_tokens=10 + 3 * s) for s in range(6)]
+
+    async def all_of_them():
+        return await asyncio.gather(*(collect(engine, one) for one in asked))
+
+    expected = make_engine(EOT).generate(asked)
+    for events, output in zip(asyncio.run(all_of_them()), expected, strict=True):
+        assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
+        assert events[-1].output.token_ids == output.token_ids
+        assert len({event.request_id for event in events}) == 1
+
+
+def test_a_bad_request_raises_before_the_first_event_and_harms_nobody(served):
+    engine, _ = served
+
+    async def both():
+        bad = GenerateRequest(prompt_token_ids=[1000])
+        return await asyncio.gather(collect(engine, bad), collect(engine, request()), return_exceptions=True)
+
+    refused, events = asyncio.run(both())
+    assert isinstance(refused, InvalidValue) and refused.param == "prompt_token_ids"
+    assert len(events[-1].output.token_ids) == 20
+
+
+def test_a_full_queue_raises_and_those_who_wait_are_served(make_engine):
+    engine = AsyncEngine(make_engine(EOT, max_lanes=1, max_waiting=1))
+
+    async def many():
+        tasks = [collect(engine, request(max_tokens=200, seed=s)) for s in range(12)]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = asyncio.run(many())
+    engine.stop()
+    assert any(isinstance(result, QueueFull) for result in results)
+    served = [result for result in results if not isinstance(result, QueueFull)]
+    assert served and all(len(events[-1].output.token_ids) == 200 for events in served)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_who_stops_listening_frees_lane_and_pages(served, how):
+    engine, inner = served
+
+    async def leave_early():
+        stream = engine.generate(request(max_tokens=400))
+        started = asyncio.Event()
+
+        async def listen():
+            async for _ in stream:
+                started.set()
+                if how == "close":
+                    break
+            await stream.aclose()
+
+        task = asyncio.create_task(listen())
+        await started.wait()
+        if how == "cancel":
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
+        # The abort was asked for before this request was.
+        await collect(engine, request(max_tokens=1))
+        return await engine.stats()
+
+    stats = asyncio.run(leave_early())
+    assert (stats.num_running, stats.num_waiting, stats.pages_held) == (0, 0, 0)
+    inner.check_integrity()
+
+
+def test_abort_ends_a_stream_with_a_finished_event(served):
+    engine, _ = served
+
+    async def aborted():
+        events = []
+        async for batch in engine.generate(request(max_tokens=400, request_id="mine")):
+            events += batch
+            engine.abort("mine")
+        return events
+
+    events = asyncio.run(aborted())
+    assert events[-1].output.finish_reason is FinishReason.ABORT
+    assert len(events[-1].output.token_ids) < 400
+
+
+def test_after_stop_everybody_is_told(served):
+    engine, _ = served
+
+    async def stop_in_the_middle():
+        running = asyncio.create_task(collect(engine, request(max_tokens=400)))
+        await engine.stats()
+        engine.stop()
+        return await asyncio.gather(running, collect(engine, request()), return_exceptions=True)
+
+    assert all(isinstance(result, EngineStopped) for result in asyncio.run(stop_in_the_middle()))
+    with pytest.raises(EngineStopped):
+        engine.check_health()
+
+
+def test_an_error_in_a_pass_reaches_everybody_who_waits_and_the_health_check(served):
+    engine, inner = served
+
+    def broken():
+        raise RuntimeError("the device fell off")
+
+    inner.step = broken
+    engine.check_health()
+
+    async def both():
+        return await asyncio.gather(*(collect(engine, request(seed=s)) for s in range(2)), return_exceptions=True)
+
+    results = asyncio.run(both())
+    assert all(isinstance(r, EngineStopped) and "the device fell off" in str(r) for r in results)
+    with pytest.raises(EngineStopped, match="the device fell off"):
+        engine.check_health()
+
+
+def test_a_pass_that_hangs_fails_the_health_check(make_engine):
+    inner = make_engine(EOT)
+    entered, leave, step = threading.Event(), threading.Event(), inner.step
+
+    def slow():
+        entered.set()
+        leave.wait()
+        return step()
+
+    inner.step = slow
+    engine = AsyncEngine(inner, hang_timeout_s=0.0)
+    engine.check_health()
+
+    async def hang():
+        task = asyncio.create_task(collect(engine, request(max_tokens=1)))
+        await asyncio.to_thread(entered.wait)
+        with pytest.raises(EngineStopped, match="has run for more than"):
+            engine.check_health()
+        leave.set()
+        return await task
+
+    assert isinstance(asyncio.run(hang())[-1], Finished)
+    engine.check_health()
+    engine.stop()
+
+
+def test_top_tokens_of_a_concept_come_through_the_thread(served, make_engine):
+    engine, _ = served
+    assert asyncio.run(engine.concept_top_tokens(3, 4)) == make_engine(EOT).concept_top_tokens(3, 4)

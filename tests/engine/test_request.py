@@ -1,0 +1,181 @@
+"""Plain data at the door: what it refuses by itself, what its defaults mean, and that it travels."""
+
+import inspect
+import math
+import pickle
+
+import pytest
+from steerling.configs import GenerationConfig
+
+import engine
+from engine import (
+    AttributionParams,
+    EngineConfig,
+    EngineError,
+    GenerateRequest,
+    Intervention,
+    InvalidConfig,
+    InvalidRequest,
+    InvalidValue,
+    SamplingParams,
+    Suppression,
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("tokens_per_step", [0, -1, 1.5, True], [1, 64]),
+        ("temperature", [-0.1, math.inf, math.nan], [0, 0.0, 2.5, None]),
+        ("top_p", [-0.1, 1.1, math.nan], [0.0, 1.0, None]),
+        ("min_p", [-0.1, 1.1], [0.0, 1.0, None]),
+        ("top_k", [-1, 2.0], [0, 1, None]),
+        ("repetition_penalty", [0.0, -1.0, math.inf], [0.5, 1.0, 2.0]),
+        ("seed", [-1, 2**63, 1.0], [0, 2**63 - 1, None]),
+        ("choice_index", [-1], [0, 7]),
+        ("min_tokens", [-1], [0, 5]),
+        ("num_logprobs", [-1, 21], [0, 20]),
+        ("policy", ["random"], ["confidence"]),
+        ("logit_bias", [{"a": 1.0}, {1: math.nan}, {1: math.inf}], [{1: -math.inf, 2: 100.0}]),
+        ("stop_token_ids", [("x",)], [(), (1, 2)]),
+    ],
+)
+def test_sampling_names_the_field_and_the_value_it_refuses(field, bad, good):
+    for value in bad:
+        with pytest.raises(InvalidValue) as caught:
+            SamplingParams(**{field: value})
+        assert caught.value.param == f"sampling.{field}"
+        assert field in str(caught.value) and repr(value if field != "logit_bias" else next(iter(value))) in str(
+            caught.value
+        )
+    for value in good:
+        assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"concept_ids": ()},
+        {"concept_ids": (1, True)},
+        {"weights": (1.0, 2.0)},
+        {"weights": (math.nan,)},
+        {"strength": math.inf},
+        {"unit": "percent"},
+        {"layer": -1},
+        {"schedule": "linear"},
+        {"cutoff_tokens": 0},
+    ],
+    ids=str,
+)
+def test_an_intervention_names_what_it_refuses(values):
+    Intervention(concept_ids=(1,), strength=2.0)
+    with pytest.raises(InvalidValue) as caught:
+        Intervention(**{"concept_ids": (1,), "strength": 2.0, **values})
+    (field,) = values
+    assert caught.value.param == f"steering.interventions.{field}"
+
+
+def test_a_suppression_cannot_be_negative():
+    Suppression(concept_id=1, strength=0.0)
+    with pytest.raises(InvalidValue, match=r"-1\.0"):
+        Suppression(concept_id=1, strength=-1.0)
+
+
+def test_attribution_top_k_may_be_nought_and_not_less():
+    AttributionParams(top_k=0)
+    with pytest.raises(InvalidValue, match="-1"):
+        AttributionParams(top_k=-1)
+
+
+@pytest.mark.parametrize("max_tokens", [0, -3, 2.0])
+def test_max_tokens_is_at_least_one(max_tokens):
+    with pytest.raises(InvalidValue, match="max_tokens"):
+        GenerateRequest(prompt_token_ids=[1], max_tokens=max_tokens)
+
+
+def test_defaults_are_the_package_s():
+    ours, theirs = SamplingParams(), GenerationConfig()
+    assert (ours.uses_entropy, ours.sampler) == (theirs.use_entropy_sampling, "entropy")
+    assert ours.effective_top_p == theirs.top_p
+    assert ours.repetition_penalty == theirs.repetition_penalty
+    assert GenerateRequest(prompt_token_ids=[]).max_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("values", "sampler", "temperature", "top_p"),
+    [
+        ({}, "entropy", 1.0, 0.8),
+        ({"temperature": 0.7}, "top_p", 0.7, 1.0),
+        ({"top_p": 0.5}, "top_p", 1.0, 0.5),
+        ({"temperature": 0.0}, "greedy", 0.0, 1.0),
+        ({"top_p": 0.0}, "greedy", 1.0, 0.0),
+        ({"temperature": 0.7, "entropy_sampling": True}, "entropy", 0.7, 0.8),
+        ({"entropy_sampling": False}, "top_p", 1.0, 1.0),
+        ({"temperature": 0.0, "entropy_sampling": True}, "entropy", 0.0, 0.8),
+    ],
+    ids=str,
+)
+def test_the_sampler_follows_from_what_is_given(values, sampler, temperature, top_p):
+    params = SamplingParams(**values)
+    assert (params.sampler, params.effective_temperature, params.effective_top_p) == (sampler, temperature, top_p)
+    assert params.is_greedy == (sampler == "greedy")
+
+
+def test_a_request_holds_its_own_copy_of_the_prompt():
+    prompt = [1, 2, 3]
+    request = GenerateRequest(prompt_token_ids=prompt)
+    prompt.append(4)
+    assert request.prompt_token_ids == (1, 2, 3)
+
+
+def test_requests_and_errors_survive_pickling():
+    request = GenerateRequest(
+        prompt_token_ids=[1, 2], sampling=SamplingParams(seed=3), attribution=AttributionParams(top_k=2)
+    )
+    assert pickle.loads(pickle.dumps(request)) == request
+    for name in engine.__all__:
+        kind = getattr(engine, name)
+        if inspect.isclass(kind) and issubclass(kind, EngineError):
+            error = kind("what", param="a.b") if issubclass(kind, InvalidRequest) else kind("what")
+            copy = pickle.loads(pickle.dumps(error))
+            assert (type(copy), str(copy), getattr(copy, "param", None)) == (
+                kind,
+                "what",
+                getattr(error, "param", None),
+            )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "float16"},
+        {"max_rows": 1},
+        {"max_waiting": 0},
+        {"num_pages": 0},
+        {"max_lanes": 0},
+        {"max_prefill_rows": 0},
+        {"gpu_memory_fraction": 0.0},
+        {"gpu_memory_fraction": 1.1},
+        {"explain_interval_s": -1.0},
+    ],
+    ids=str,
+)
+def test_an_engine_config_names_what_it_refuses(values):
+    (field,) = values
+    with pytest.raises(InvalidConfig, match=field):
+        EngineConfig(**values)
+
+
+def test_an_engine_config_is_frozen_and_takes_the_smallest_values_that_work():
+    config = EngineConfig(max_rows=2, num_pages=1, max_lanes=1, max_prefill_rows=9)
+    assert (config.prefill_row_limit, config.num_lanes) == (2, 1)
+    with pytest.raises(AttributeError):
+        config.max_rows = 3
+
+
+@pytest.mark.parametrize("device", ["tpu", "nonsense", "cuda:99", "mps"])
+def test_a_device_that_is_not_there_is_named(checkpoint, device):
+    from tests.checkpoints import EOT
+
+    with pytest.raises(InvalidConfig, match=device):
+        engine.Engine.from_checkpoint(checkpoint(EOT), EngineConfig(device=device))

@@ -1,0 +1,246 @@
+"""The reference package, wrapped as the tests need it: a dense forward pass and its own generation.
+
+The package's model is built directly and given the checkpoint's tensors. Nothing of the product is used
+here, so that a mistake cannot cancel itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from steerling.attribution.concept_attribution import AttributionAccumulator, _compute_unknown_topk
+from steerling.attribution.trace import CommitRecord
+from steerling.configs import GenerationConfig, SteeringConfig
+from steerling.inference.causal_diffusion import GenerationStepInfo, SteerlingGenerator
+from steerling.models.interpretable import InterpretableCausalDiffusionLM, InterpretableOutput
+from torch import Tensor
+
+from tests.checkpoints import Recipe
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The concepts behind one token; id -> (weight, contribution)."""
+
+    known: dict[int, tuple[float, float]]
+    discovered: dict[int, tuple[float, float]]
+    epsilon: float
+    """Target logit minus the contributions."""
+    epsilon_by_vector: float | None
+    """(hidden - known - discovered) . W[token]; None where reported and active concepts differ."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One position's token as the oracle or the plain reference chose it."""
+
+    position: int
+    token_id: int
+    denoising_step: int
+    target_logit: float
+    logprob: float
+    attribution: Attribution
+    confidence: float | None = None
+    """None where the package does not tell it."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One dense forward over a whole sequence."""
+
+    logits_SV: Tensor
+    outputs: InterpretableOutput
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """As much of a tokenizer as the package's generator looks at."""
+
+    mask_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class Oracle:
+    """The package's model with a recipe's weights."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.model: InterpretableCausalDiffusionLM = recipe.build()
+        ids = recipe.special_ids
+        self.mask_id, self.eos_id, self.pad_id = ids["mask_token_id"], ids["eos_token_id"], ids["pad_token_id"]
+        self.eot_id = ids.get("eot_id")
+        self.block = recipe.block
+        self.num_layers = recipe.model_config.n_layers
+        self.has_no_positions = not recipe.model_config.use_rope
+        self.lm_head_VD = self.model.transformer.lm_head.weight.detach()
+        self.generator = SteerlingGenerator(
+            self.model,
+            _Tokenizer(self.mask_id, self.eos_id, self.pad_id),
+            recipe.model_config,
+            is_interpretable=True,
+            device="cpu",
+        )
+
+    def embedding(self, known_id: int) -> Tensor:
+        """Embedding (D,) of a known concept."""
+        return self.model.known_head._get_embedding(torch.tensor([known_id]))[0].detach()
+
+    @torch.no_grad()
+    def forward(self, token_ids: Sequence[int], injections: Sequence[tuple[int, Tensor]] = ()) -> Pass:
+        """Dense forward. Each injection (layer, vector (D,)) is added at masked positions from that layer on."""
+        ids = torch.tensor([list(token_ids)])
+        masked = (ids == self.mask_id).unsqueeze(-1)
+        with ExitStack() as hooks:
+            for index, block in enumerate(self.model.transformer.blocks):
+                vectors = [vector for layer, vector in injections if index + 1 >= layer]
+                if vectors:
+                    total = masked * torch.stack(vectors).sum(dim=0)
+                    handle = block.register_forward_hook(lambda _m, _a, out, total=total: out + total)
+                    hooks.callback(handle.remove)
+            logits, outputs = self.model(ids, minimal_output=True)
+        return Pass(logits[0], outputs)
+
+    def choice(self, seen: Pass, position: int, token_id: int, step: int, confidence: float | None = None) -> Choice:
+        """Everything the pass says about choosing this token there."""
+        logits_V = seen.logits_SV[position]
+        return Choice(
+            position=position,
+            token_id=token_id,
+            denoising_step=step,
+            target_logit=float(logits_V[token_id]),
+            logprob=float(logits_V.log_softmax(dim=-1)[token_id]),
+            attribution=self.attribute(seen, position, token_id),
+            confidence=confidence,
+        )
+
+    @torch.no_grad()
+    def attribute(self, seen: Pass, position: int, token_id: int) -> Attribution:
+        """Concepts of both heads that the package reports for this token."""
+        outputs, concept = seen.outputs, self.recipe.concept_config
+        hidden_D, target_D = outputs.hidden[0, position], self.lm_head_VD[token_id]
+        num_known = min(concept.topk_known or concept.n_concepts, concept.topk_known_features or concept.n_concepts)
+        known = self._top_contributions(self.model.known_head, hidden_D, target_D, num_known)
+        discovered = {}
+        features = outputs.known_features[0, position]
+        if self.model.unknown_head is not None:
+            num_discovered = concept.unknown_topk or 64
+            discovered = self._top_contributions(self.model.unknown_head, hidden_D, target_D, num_discovered)
+            features = features + outputs.unk_hat[0, position]
+        parts = sum(c for _, c in known.values()) + sum(c for _, c in discovered.values())
+        is_whole = concept.use_epsilon_correction and self._reports_all_active()
+        return Attribution(
+            known=known,
+            discovered=discovered,
+            epsilon=float(seen.logits_SV[position, token_id]) - parts,
+            epsilon_by_vector=float((hidden_D - features) @ target_D) if is_whole else None,
+        )
+
+    def _reports_all_active(self) -> bool:
+        concept = self.recipe.concept_config
+        known = concept.topk_known_features in (None, concept.topk_known)
+        discovered = not concept.use_unknown or (concept.apply_topk_to_unknown and concept.unknown_topk is not None)
+        return known and (discovered or (concept.n_unknown_concepts or 0) <= (concept.unknown_topk or 64))
+
+    @staticmethod
+    def _top_contributions(head: Any, hidden_D: Tensor, target_D: Tensor, k: int) -> dict[int, tuple[float, float]]:
+        """Scores every concept of a head and keeps the k largest logits; ties go to the lowest id."""
+        ids = torch.arange(head.n_concepts)
+        logits = head.compute_logits_for_indices(hidden_D.unsqueeze(0), ids.unsqueeze(0))[0]
+        top = logits.sort(descending=True, stable=True).indices[:k]
+        weights = logits[top].sigmoid()
+        contributions = weights * (head._get_embedding(top) @ target_D)
+        rows = zip(top.tolist(), weights.tolist(), contributions.tolist(), strict=True)
+        return {concept: (weight, contribution) for concept, weight, contribution in rows}
+
+    @torch.no_grad()
+    def generate_full(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        tokens_per_step: int = 1,
+        repetition_penalty: float = 1.0,
+        steering: SteeringConfig | None = None,
+    ) -> list[Choice]:
+        """The package's own greedy generation. Prompt and max_tokens must be multiples of the block."""
+        assert len(prompt) % self.block == 0 and max_tokens % self.block == 0
+        assert self.block % tokens_per_step == 0
+        config = GenerationConfig(
+            max_new_tokens=max_tokens,
+            steps=max_tokens // tokens_per_step,
+            temperature=0.0,
+            use_entropy_sampling=False,
+            repetition_penalty=repetition_penalty,
+        )
+        choices: list[Choice] = []
+
+        def record(info: GenerationStepInfo) -> None:
+            assert isinstance(info.outputs, InterpretableOutput)
+            seen = Pass(info.logits[0], info.outputs)
+            pairs = zip(info.committed_positions.tolist(), info.committed_token_ids.tolist(), strict=True)
+            choices.extend(self.choice(seen, position, token, info.step) for position, token in pairs)
+
+        ids = torch.tensor([list(prompt)], dtype=torch.long).reshape(1, -1)
+        self.generator.generate_full(ids, config, steering=steering, step_callback=record)
+        return choices
+
+    @torch.no_grad()
+    def accumulated_attributions(
+        self, prompt: Sequence[int], max_tokens: int, steering: SteeringConfig | None = None
+    ) -> dict[int, Attribution]:
+        """Attributions by position from the package's own accumulator (linear, factorised discovered head only)."""
+        head, unknown = self.model.known_head, self.model.unknown_head
+        assert unknown is not None and unknown.factorize and not unknown.use_attention
+        total = len(prompt) + max_tokens
+        keeper = AttributionAccumulator(
+            total, head.topk, unknown.topk, torch.device("cpu"), self.lm_head_VD, head, unknown
+        )
+
+        def record(info: GenerationStepInfo) -> None:
+            outputs, positions, tokens = info.outputs, info.committed_positions, info.committed_token_ids
+            assert isinstance(outputs, InterpretableOutput) and outputs.known_topk_logits is not None
+            indices, logits = _compute_unknown_topk(unknown, outputs.hidden[:, positions], k=unknown.topk)
+            assert indices is not None and logits is not None and outputs.known_topk_indices is not None
+            targets = info.logits[0, positions].gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+            keeper.commit(
+                CommitRecord(
+                    commit_order=0,
+                    denoising_step=info.step,
+                    positions=positions,
+                    token_ids=tokens,
+                    target_logits=targets,
+                    known_indices=outputs.known_topk_indices[0, positions],
+                    known_logits=outputs.known_topk_logits[0, positions],
+                    unk_indices=indices[0],
+                    unk_logits=logits[0],
+                )
+            )
+
+        config = GenerationConfig(
+            max_new_tokens=max_tokens, temperature=0.0, use_entropy_sampling=False, repetition_penalty=1.0
+        )
+        ids = torch.tensor([list(prompt)], dtype=torch.long).reshape(1, -1)
+        self.generator.generate_full(ids, config, steering=steering, step_callback=record)
+
+        def pairs(indices: Tensor, weights: Tensor, contributions: Tensor) -> dict[int, tuple[float, float]]:
+            rows = zip(indices.tolist(), weights.tolist(), contributions.tolist(), strict=True)
+            return {concept: (weight, contribution) for concept, weight, contribution in rows}
+
+        kept = keeper.committed.nonzero().flatten().tolist()
+        return {
+            p: Attribution(
+                known=pairs(keeper.known_indices[0, p], keeper.known_weights[0, p], keeper.known_contributions[0, p]),
+                discovered=pairs(keeper.unk_indices[0, p], keeper.unk_weights[0, p], keeper.unk_contributions[0, p]),
+                epsilon=float(keeper.residual_contribution[0, p]),
+                epsilon_by_vector=None,
+            )
+            for p in kept
+        }

@@ -1,0 +1,187 @@
+"""What the engine is compared on: prompts of every length around the block grid, and every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from steerling.configs import SteeringConfig
+
+from engine import (
+    AttributionParams,
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    Intervention,
+    Output,
+    SamplingParams,
+    SteeringParams,
+    Suppression,
+)
+from engine.decoding.random import uniform as uniform_tensor
+from tests.checkpoints import Recipe
+from tests.oracle import Oracle
+from tests.parity import Comparison, compare_commits, compare_output
+from tests.reference import generate
+
+PROMPT_LENGTHS = {
+    "nothing": lambda block: 0,
+    "one token": lambda block: 1,
+    "a block less one": lambda block: block - 1,
+    "a block": lambda block: block,
+    "a block and one": lambda block: block + 1,
+    "two blocks": lambda block: 2 * block,
+    "two blocks and two": lambda block: 2 * block + 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a request differs from plain greedy generation, and how the package is told the same."""
+
+    sampling: dict[str, Any] = field(default_factory=dict)
+    steering: SteeringParams | None = None
+    package_steering: SteeringConfig | None = None
+    """The same steering for `generate_full`; None where there is none or the package has no such thing."""
+    is_known_to_package: bool = True
+    """`generate_full` can do it with the same random numbers: greedy, without bias or several interventions."""
+
+
+def inject(**values: Any) -> Intervention:
+    return Intervention(**{"concept_ids": (3,), "strength": 6.0, "layer": 1, **values})
+
+
+SETTINGS = {
+    "greedy": Setting(),
+    "injection": Setting(
+        steering=SteeringParams(
+            interventions=(inject(concept_ids=(2, 5), strength=8.0, schedule="hard_cutoff", cutoff_tokens=9),)
+        ),
+        package_steering=SteeringConfig.injection([2, 5], 8.0, inject_layer=1, cutoff_tokens=9),
+    ),
+    "injection_relu": Setting(
+        steering=SteeringParams(
+            interventions=(inject(concept_ids=(3, 7), strength=-7.0, unit="raw", layer=None),),
+            suppress=(Suppression(concept_id=3, strength=2.0),),
+        ),
+        package_steering=SteeringConfig.injection_relu(3, [7], -7.0, relu_strength=2.0),
+    ),
+    "suppression": Setting(
+        steering=SteeringParams(
+            suppress=(Suppression(concept_id=1, strength=3.0), Suppression(concept_id=4, strength=1.0))
+        ),
+        package_steering=SteeringConfig(relu_logit_mask={1: 3.0, 4: 1.0}),
+    ),
+    "repetition penalty": Setting(sampling={"repetition_penalty": 1.3}),
+    "four commits a pass": Setting(sampling={"tokens_per_step": 4}),
+    "penalty, steering and two commits": Setting(
+        sampling={"repetition_penalty": 1.15, "tokens_per_step": 2},
+        steering=SteeringParams(interventions=(inject(),)),
+        package_steering=SteeringConfig(concept_ids=[3], mai_lm_target=6.0, inject_layer=1),
+    ),
+    "five commits, several layers, weights and bias": Setting(
+        sampling={"tokens_per_step": 5, "repetition_penalty": 1.1, "logit_bias": {7: 2.0, 11: -3.0, 20: float("-inf")}},
+        steering=SteeringParams(
+            interventions=(
+                inject(weights=(-1.0,)),
+                inject(concept_ids=(4, 6), weights=(2.0, 0.5), layer=2, schedule="hard_cutoff", cutoff_tokens=6),
+                inject(concept_ids=(8,), layer=0, unit="raw", strength=3.0),
+            )
+        ),
+        is_known_to_package=False,
+    ),
+    "sampled, entropy-adaptive": Setting(
+        sampling={"temperature": None, "repetition_penalty": 1.1, "seed": 11}, is_known_to_package=False
+    ),
+    "sampled, everything": Setting(
+        sampling={
+            "temperature": 1.4,
+            "top_p": 0.9,
+            "top_k": 12,
+            "min_p": 0.02,
+            "seed": 2**62 + 5,
+            "choice_index": 3,
+            "tokens_per_step": 3,
+        },
+        steering=SteeringParams(interventions=(inject(schedule="hard_cutoff", cutoff_tokens=5),)),
+        is_known_to_package=False,
+    ),
+}
+
+
+GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+"""The package's end rule drops what is left of an end; ends are compared with the plain reference elsewhere."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request on one checkpoint, and what it is compared with."""
+
+    length: str
+    setting: str
+    request: GenerateRequest
+    is_on_grid: bool
+    """Prompt and max_tokens are multiples of the block, so `generate_full` must give the same."""
+
+    @property
+    def name(self) -> str:
+        return f"prompt: {self.length}; {self.setting}"
+
+
+def cases(recipe: Recipe) -> list[Case]:
+    """Every length with two settings, taking turns; one length on and one off the grid with all of them."""
+    made = []
+    for index, (length, make_length) in enumerate(PROMPT_LENGTHS.items()):
+        num_prompt = make_length(recipe.block)
+        is_on_grid = num_prompt % recipe.block == 0
+        names = list(SETTINGS)
+        if length not in ("a block", "a block and one"):
+            names = [names[(2 * index + offset) % len(names)] for offset in range(2)]
+        for name in names:
+            setting = SETTINGS[name]
+            sampling = SamplingParams(**{**GREEDY, **setting.sampling})
+            request = GenerateRequest(
+                prompt_token_ids=recipe.plain_ids(num_prompt, seed=index),
+                max_tokens=recipe.block if is_on_grid else recipe.block + recipe.block // 2 + 1,
+                sampling=sampling,
+                steering=setting.steering,
+                attribution=AttributionParams(),
+            )
+            made.append(Case(length, name, request, is_on_grid))
+    return made
+
+
+def uniform(seed: int, position: int, choice_index: int) -> float:
+    """The engine's random number for one key."""
+    return float(uniform_tensor(torch.tensor(seed), torch.tensor(position), torch.tensor(choice_index)))
+
+
+def run_engine(recipe: Recipe, folder: Path) -> Iterator[tuple[Case, Output]]:
+    """All cases of a checkpoint in one engine, sixteen at a time in mixed phases."""
+    engine = Engine.from_checkpoint(
+        folder, EngineConfig(device="cpu", dtype="float32", num_pages=256, max_rows=20, max_lanes=16)
+    )
+    todo = cases(recipe)
+    yield from zip(todo, engine.generate([case.request for case in todo]), strict=True)
+    engine.check_integrity()
+
+
+def compare(oracle: Oracle, case: Case, output: Output) -> Comparison:
+    """An output with the plain reference and, where it knows the case, with the package's own generation."""
+    result = compare_output(output, generate(oracle, case.request, uniform))
+    setting = SETTINGS[case.setting]
+    # From nothing, all positions are alike at first, and the package leaves the choice to rounding.
+    if case.is_on_grid and case.request.prompt_token_ids and setting.is_known_to_package:
+        sampling = case.request.sampling
+        choices = oracle.generate_full(
+            case.request.prompt_token_ids,
+            case.request.max_tokens,
+            tokens_per_step=sampling.tokens_per_step,
+            repetition_penalty=sampling.repetition_penalty,
+            steering=setting.package_steering,
+        )
+        result.add(compare_commits(output.commits, choices))
+    return result

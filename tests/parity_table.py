@@ -1,0 +1,38 @@
+"""Prints what the engine was compared on and the largest difference found: `python -m tests.parity_table`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.checkpoints import RECIPES
+from tests.oracle import Oracle
+from tests.parity import TOLERANCE, Comparison
+from tests.parity_cases import compare, run_engine
+
+
+def main() -> None:
+    """Compare every case of every checkpoint; stops with an error at the first that differs."""
+    torch.set_num_threads(1)
+    total, num_cases = Comparison(), 0
+    print(f"{'checkpoint':<46}{'cases':>6}{'commits':>9}{'largest error':>15}  of")
+    for recipe in RECIPES:
+        oracle, sum_ = Oracle(recipe), Comparison()
+        with tempfile.TemporaryDirectory() as folder:
+            results = list(run_engine(recipe, recipe.write(Path(folder))))
+        for case, output in results:
+            sum_.add(compare(oracle, case, output))
+        worst = max(sum_.errors, key=lambda name: sum_.errors[name])
+        print(f"{recipe.name:<46}{len(results):>6}{sum_.num_commits:>9}{sum_.largest:>15.1e}  {worst}")
+        total.add(sum_)
+        num_cases += len(results)
+    print(f"{'all':<46}{num_cases:>6}{total.num_commits:>9}{total.largest:>15.1e}")
+    print(f"\nEvery commit has the same step, position and token; numbers within {TOLERANCE}:")
+    for name, error in sorted(total.errors.items()):
+        print(f"  {name:<20}{error:.1e}")
+
+
+if __name__ == "__main__":
+    main()

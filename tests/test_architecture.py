@@ -1,0 +1,205 @@
+"""Who may import whom, held by reading every import statement of the product.
+
+A unit is a module or a folder directly under a package; a folder counts as one. A unit imports only
+units of a lower level. Imports inside functions count: they would only hide the cycle.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LEVEL = {
+    "engine": {
+        "errors": 0,
+        "config": 1,
+        "metrics": 1,
+        "request": 1,
+        "admission": 2,
+        "scheduling": 2,
+        "model": 2,
+        "decoding": 3,
+        "runner": 4,
+        "core": 5,
+        "async_engine": 6,
+        "__init__": 7,
+    },
+    "serve_app": {
+        "__init__": 0,
+        "config": 0,
+        "errors": 0,
+        "middleware": 0,
+        "telemetry": 0,
+        "tokenizer": 0,
+        "concepts": 1,
+        "run": 1,
+        "schemas": 1,
+        "streaming": 1,
+        "attribution": 2,
+        "disconnect": 2,
+        "translation": 2,
+        "checkpoint": 3,
+        "rendering": 3,
+        "completions": 4,
+        "engine_server": 4,
+        "api": 5,
+        "ingress": 6,
+        "app": 7,
+    },
+}
+
+STANDARD_LIBRARY = sys.stdlib_module_names
+
+MODULE_OF = {"PyYAML": "yaml"}
+"""Distributions whose module has another name."""
+COMES_ALONG = {"fastapi", "starlette", "uvicorn", "pydantic_core", "triton"}
+"""Brought by ray[serve], by pydantic, and by the CUDA builds of torch."""
+
+# What the engine stands on besides the standard library. Text, HTTP, Ray and data frames are not its business.
+ENGINE_LIBRARIES = {"safetensors", "torch", "triton"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, absolute, and the line that names it."""
+
+    module: str
+    file: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def source_files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def unit_of(package: str, file: Path) -> str:
+    """The module or folder directly under the package that holds the file."""
+    return file.relative_to(ROOT / package).parts[0].removesuffix(".py")
+
+
+def imports_of(file: Path) -> Iterator[Import]:
+    """Every import of a file, those inside functions included, relative ones made absolute."""
+    parents = file.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, file, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            for alias in node.names:
+                # `from . import x` names a unit; `from .x import y` names something in one.
+                yield Import(f"{module}.{alias.name}", file, node.lineno)
+
+
+def import_edges(package: str) -> set[tuple[str, str]]:
+    """Pairs (unit, unit it imports) within a package."""
+    edges = set()
+    units = {unit_of(package, file) for file in source_files(package)}
+    for file in source_files(package):
+        for found in imports_of(file):
+            parts = found.module.split(".")
+            if parts[0] == package:
+                target = parts[1] if len(parts) > 1 and parts[1] in units else "__init__"
+                edges.add((unit_of(package, file), target))
+    return {(a, b) for a, b in edges if a != b}
+
+
+def foreign_imports(package: str) -> list[Import]:
+    return [i for file in source_files(package) for i in imports_of(file) if i.module.split(".")[0] != package]
+
+
+@pytest.mark.parametrize("package", LEVEL)
+def test_every_unit_has_a_level_and_every_level_a_unit(package):
+    units = {unit_of(package, file) for file in source_files(package)}
+    assert units == set(LEVEL[package])
+
+
+@pytest.mark.parametrize("package", LEVEL)
+def test_imports_point_down(package):
+    level = LEVEL[package]
+    upward = {f"{a} -> {b}" for a, b in import_edges(package) if level[b] >= level[a]}
+    assert not upward, f"a lower layer of {package} imports a higher or equal one: {sorted(upward)}"
+
+
+def test_the_engine_knows_no_text_no_http_and_no_ray():
+    allowed = ENGINE_LIBRARIES | STANDARD_LIBRARY
+    strangers = [str(i) for i in foreign_imports("engine") if i.module.split(".")[0] not in allowed]
+    assert not strangers
+
+
+def test_scheduling_is_standard_library_only():
+    found = [i for i in foreign_imports("engine") if unit_of("engine", i.file) == "scheduling"]
+    strangers = [str(i) for i in found if i.module.split(".")[0] not in STANDARD_LIBRARY]
+    assert not strangers
+
+
+def test_serve_app_imports_only_the_top_level_of_the_engine():
+    names = set(importlib.import_module("engine").__all__)
+    deep = [
+        str(i)
+        for i in foreign_imports("serve_app")
+        if i.module.split(".")[0] == "engine" and (i.module.count(".") != 1 or i.module.split(".")[1] not in names)
+    ]
+    assert not deep
+
+
+@pytest.mark.parametrize("package", LEVEL)
+def test_the_product_never_imports_the_reference_package(package):
+    assert not [str(i) for i in foreign_imports(package) if i.module.split(".")[0] == "steerling"]
+
+
+def test_the_module_that_holds_the_builder_keeps_its_annotations_as_objects():
+    """Ray decides by the annotation object whether to validate a builder's argument: a string is skipped silently."""
+    source = (ROOT / "serve_app" / "app.py").read_text(encoding="utf-8")
+    futures = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    assert not futures
+
+
+def test_the_public_surface_of_the_engine_is_what_all_says():
+    engine = importlib.import_module("engine")
+    defined = {
+        name
+        for name, value in vars(engine).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("engine.")
+    }
+    # Event is a union of classes, which has no module of its own.
+    assert set(engine.__all__) == defined | {"Event"}
+    assert len(engine.__all__) == len(set(engine.__all__))
+
+
+def test_every_exception_of_the_engine_is_public():
+    engine = importlib.import_module("engine")
+    errors = importlib.import_module("engine.errors")
+    raised = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.EngineError)}
+    assert raised <= set(engine.__all__)
+
+
+def test_what_the_product_imports_is_declared_and_what_is_declared_is_imported():
+    declared = set()
+    for requirement in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        name = re.split(r"[\[<>=~! ]", requirement)[0]
+        declared.add(MODULE_OF.get(name, name.replace("-", "_")))
+    roots = {i.module.split(".")[0] for package in LEVEL for i in foreign_imports(package)}
+    imported = roots - STANDARD_LIBRARY - set(LEVEL)
+    assert imported - declared - COMES_ALONG == set()
+    assert declared - imported == set()
+
+
+@pytest.mark.parametrize("package", LEVEL)
+def test_source_is_ascii(package):
+    foreign = [str(f.relative_to(ROOT)) for f in source_files(package) if not f.read_text(encoding="utf-8").isascii()]
+    assert not foreign
