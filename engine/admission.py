@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .checks import is_whole, shown
 from .config import ModelConfig
 from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge
 from .request import GenerateRequest
@@ -12,17 +13,21 @@ MAX_END_TOKENS = 64
 
 def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: int) -> None:
     """Raise an InvalidRequest that names the field if the request can never be served."""
-    _check_prompt(request, config)
+    if not isinstance(request, GenerateRequest):
+        raise InvalidValue(f"the request is {shown(request)}; it must be a GenerateRequest")
+    # Before the tokens are looked at one by one: a prompt of any length would hold up everybody else.
     _check_size(request, config, num_pages)
+    _check_prompt(request, config)
     _check_sampling(request, config)
     _check_steering(request, config)
 
 
 def _check_prompt(request: GenerateRequest, config: ModelConfig) -> None:
     for index, token_id in enumerate(request.prompt_token_ids):
-        if type(token_id) is not int or not 0 <= token_id < config.vocab_size:
+        if not is_whole(token_id, 0, config.vocab_size - 1):
             raise InvalidValue(
-                f"prompt_token_ids[{index}] is {token_id!r}; it must be a token id in [0, {config.vocab_size})",
+                f"prompt_token_ids[{index}] is {shown(token_id)}; it must be a token id, an int in "
+                f"[0, {config.vocab_size})",
                 param="prompt_token_ids",
             )
         if token_id == config.mask_token_id:
@@ -54,18 +59,18 @@ def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int) -
 
 def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
     sampling = request.sampling
-    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-        for token_id in ids:
-            if not 0 <= token_id < config.vocab_size:
-                raise InvalidValue(
-                    f"{name} names token {token_id}; token ids lie in [0, {config.vocab_size})",
-                    param=f"sampling.{name}",
-                )
     if len(sampling.stop_token_ids) > MAX_END_TOKENS:
         raise InvalidValue(
             f"stop_token_ids has {len(sampling.stop_token_ids)} entries; at most {MAX_END_TOKENS}",
             param="sampling.stop_token_ids",
         )
+    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        for token_id in ids:
+            if not 0 <= token_id < config.vocab_size:
+                raise InvalidValue(
+                    f"{name} names token {shown(token_id)}; token ids lie in [0, {config.vocab_size})",
+                    param=f"sampling.{name}",
+                )
     if sampling.min_tokens > request.max_tokens:
         raise InvalidValue(
             f"min_tokens is {sampling.min_tokens}; it may not exceed max_tokens {request.max_tokens}",
@@ -87,7 +92,7 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
         for concept_id in intervention.concept_ids:
             if not 0 <= concept_id < num_concepts:
                 raise ConceptNotFound(
-                    f"concept {concept_id} does not exist; known concepts lie in [0, {num_concepts})",
+                    f"concept {shown(concept_id)} does not exist; known concepts lie in [0, {num_concepts})",
                     param=f"{path}.concept_ids",
                 )
         if intervention.layer is not None and intervention.layer > config.n_layers:
@@ -98,6 +103,6 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
     for index, item in enumerate(request.steering.suppress):
         if not 0 <= item.concept_id < num_concepts:
             raise ConceptNotFound(
-                f"concept {item.concept_id} does not exist; known concepts lie in [0, {num_concepts})",
+                f"concept {shown(item.concept_id)} does not exist; known concepts lie in [0, {num_concepts})",
                 param=f"steering.suppress[{index}].concept_id",
             )

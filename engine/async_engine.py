@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from .config import EngineConfig, ModelConfig
 from .core import Engine, EngineStats
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 30.0
 
+T = TypeVar("T")
+
 
 class _Subscription:
     """Carries one request's events from the engine's thread into its caller's event loop."""
@@ -37,9 +39,9 @@ class _Subscription:
         self._events: list[Event] = []
         self._failure: BaseException | None = None
 
-    def put(self, events: list[Event]) -> None:
-        """Hand over events; called in the engine's thread."""
-        self._call(lambda: self._events.extend(events))
+    def put(self, events: list[Event]) -> bool:
+        """Hand over events; False if nobody is left to read them. Called in the engine's thread."""
+        return self._call(lambda: self._events.extend(events))
 
     def fail(self, failure: BaseException) -> None:
         """Hand over what ended the request; called in the engine's thread."""
@@ -59,7 +61,7 @@ class _Subscription:
             raise self._failure
         return events
 
-    def _call(self, change: Callable[[], None]) -> None:
+    def _call(self, change: Callable[[], None]) -> bool:
         def apply() -> None:
             change()
             self._is_ready.set()
@@ -67,16 +69,17 @@ class _Subscription:
         try:
             self._loop.call_soon_threadsafe(apply)
         except RuntimeError:
-            # The caller's loop is closed: nobody is left to read.
-            logger.debug("events of a request were dropped: its event loop is closed")
+            # The caller's event loop is closed, and closed without closing its generators.
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class _Command:
+class _Command(Generic[T]):
     """Something to do in the engine's thread, and where its result goes."""
 
-    action: Callable[[], Any]
-    result: Future[Any]
+    action: Callable[[], T]
+    result: Future[T]
 
     def run(self) -> None:
         """Do it; an exception goes to whoever asked, never to the engine's loop."""
@@ -100,7 +103,7 @@ class AsyncEngine:
         """`hang_timeout_s`: `check_health` fails when a pass takes longer."""
         self._engine = engine
         self._hang_timeout_s = hang_timeout_s
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command[Any]] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._is_closed = False
         self._subscriptions: dict[str, _Subscription] = {}
@@ -140,21 +143,22 @@ class AsyncEngine:
             self._subscriptions[request_id] = subscription
             return request_id
 
+        def leave() -> None:
+            # A finished request's id may belong to another one by now.
+            if self._subscriptions.get(adding.result()) is subscription:
+                self._engine.abort(adding.result())
+
         adding = self._submit(add)
+        is_finished = False
         try:
-            request_id = await asyncio.shield(asyncio.wrap_future(adding))
-        except asyncio.CancelledError:
-            # Cancelled before its id was known: abort it once it is.
-            adding.add_done_callback(self._abort_added)
-            raise
-        try:
-            while True:
+            await asyncio.shield(asyncio.wrap_future(adding))
+            while not is_finished:
                 events = await subscription.get()
+                is_finished = isinstance(events[-1], Finished)
                 yield events
-                if isinstance(events[-1], Finished):
-                    return
         finally:
-            self.abort(request_id)
+            # Commands run in order, so `add` is done before, also where the caller did not wait for it.
+            self._submit(leave)
 
     def abort(self, request_id: str) -> None:
         """End a request within one engine step; unknown and finished ids are ignored."""
@@ -189,9 +193,10 @@ class AsyncEngine:
         if threading.current_thread() is not self._thread:
             self._thread.join(_STOP_TIMEOUT_S)
 
-    def _submit(self, action: Callable[[], Any]) -> Future[Any]:
+    def _submit(self, action: Callable[[], T]) -> Future[T]:
         """Run something in the engine's thread; its result or exception comes through the future."""
-        command = _Command(action, Future())
+        # Not `_Command[T](...)`: that sets an attribute, which a frozen class with slots refuses.
+        command: _Command[T] = _Command(action, Future())
         with self._closing:
             if not self._is_closed:
                 self._commands.put(command)
@@ -202,10 +207,6 @@ class AsyncEngine:
     def _stopped(self) -> EngineStopped:
         cause = "it was stopped" if self._failure is None else f"{self._failure!r}"
         return EngineStopped(f"the engine no longer runs: {cause}")
-
-    def _abort_added(self, adding: Future[str]) -> None:
-        if not adding.cancelled() and adding.exception() is None:
-            self.abort(adding.result())
 
     def _run(self) -> None:
         try:
@@ -236,8 +237,8 @@ class AsyncEngine:
             by_request.setdefault(event.request_id, []).append(event)
         for request_id, own in by_request.items():
             subscription = self._subscriptions.get(request_id)
-            if subscription is not None:
-                subscription.put(own)
+            if subscription is not None and not subscription.put(own):
+                self._engine.abort(request_id)
             if isinstance(own[-1], Finished):
                 self._subscriptions.pop(request_id, None)
 

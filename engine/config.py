@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from .checks import is_number, is_whole, shown
 from .errors import InvalidConfig
 
 NormOrder = Literal["pre", "post"]
@@ -31,6 +33,16 @@ _FOREIGN_KEYS = frozenset(
 # Settings of the training code that change nothing at inference.
 _IGNORED_KEYS = frozenset({"concept", "inject_alpha", "inject_layer", "max_concepts", "store_unknown_weights"})
 
+_CONCEPT_SPELLING = {
+    "n_unknown_concepts": "n_discovered",
+    "use_attention_unknown": "use_attention_discovered",
+    "use_unknown": "use_discovered",
+    "factorize_unknown": "factorize_discovered",
+    "unknown_topk": "discovered_topk",
+    "apply_topk_to_unknown": "apply_topk_to_discovered",
+}
+_PUBLIC_SPELLING = {ours: public for public, ours in _CONCEPT_SPELLING.items()}
+
 # The nested layout carries no special-token ids: these are Steerling's published ones.
 _PUBLISHED_IDS = {
     "eos_token_id": 100257,
@@ -43,9 +55,53 @@ _PUBLISHED_INSTRUCT_IDS = {"start_header_id": 100281, "end_header_id": 100282, "
 _PUBLISHED_VOCAB_SIZE = {False: 100281, True: 100284}
 
 
+# Beyond these no checkpoint exists, and to build a model for one would take all memory or for ever.
+_MOST_LAYERS = 1024
+_LARGEST_SIZE = 2**24
+_MOST_LANES = 2**16
+_MOST_PAGES = 2**31
+
+_TYPE_NAMES = {bool: "true or false", float: "a number", int: "a whole number", str: "text", NoneType: "null"}
+
+
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise InvalidConfig(message)
+
+
+def _check_types(config: Any) -> None:
+    """Raise InvalidConfig for a field whose value is not of its declared type; true is no number."""
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        value, hint = getattr(config, item.name), hints[item.name]
+        if get_origin(hint) is Literal:
+            is_right = value in get_args(hint)
+            rule = f"one of {', '.join(get_args(hint))}"
+        else:
+            kinds = get_args(hint) or (hint,)
+            is_right = any(_is_of(value, kind) for kind in kinds)
+            rule = " or ".join(_TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
+        _check(is_right, f"{_label(config, item.name)} is {shown(value)}; it must be {rule}")
+
+
+def _is_of(value: object, kind: type) -> bool:
+    if kind is int:
+        return is_whole(value)
+    return is_number(value) if kind is float else isinstance(value, kind)
+
+
+def _check_range(config: Any, names: tuple[str, ...], low: float, high: float = _LARGEST_SIZE) -> None:
+    """Raise InvalidConfig for a field outside [low, high]; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None:
+            limit = f"at least {low}" if value < low else f"at most {high}"
+            _check(low <= value <= high, f"{_label(config, name)} is {shown(value)}; it must be {limit}")
+
+
+def _label(config: Any, name: str) -> str:
+    """The field's name as config.json has it; both sections have a block_size."""
+    return f"concept {_PUBLIC_SPELLING.get(name, name)}" if isinstance(config, ConceptConfig) else name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,13 +141,11 @@ class ConceptConfig:
     """Concept rows are stored padded to a multiple of this; padding is never active."""
 
     def __post_init__(self) -> None:
-        for name in ("n_concepts", "concept_dim", "block_size", "pad_multiple"):
-            _check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("topk_known", "topk_known_features", "discovered_topk"):
-            value = getattr(self, name)
-            _check(value is None or value >= 1, f"{name} is {value}; it must be at least 1 or null")
+        _check_types(self)
+        _check_range(self, ("n_concepts", "concept_dim", "block_size", "factorize_rank", "pad_multiple"), 1)
+        _check_range(self, ("topk_known", "topk_known_features", "discovered_topk"), 1)
         if self.use_discovered:
-            _check(self.n_discovered >= 1, f"n_unknown_concepts is {self.n_discovered}; it must be at least 1")
+            _check_range(self, ("n_discovered",), 1)
 
     @property
     def num_active_known(self) -> int:
@@ -162,8 +216,13 @@ class ModelConfig:
     """End of turn, of instruct checkpoints: ends the text."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layers", "n_head", "n_embd", "block_size", "diff_block_size", "mlp_ratio"):
-            _check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
+        _check_types(self)
+        _check_range(self, ("n_layers",), 1, _MOST_LAYERS)
+        sizes = ("vocab_size", "n_head", "n_embd", "block_size", "diff_block_size", "mlp_ratio", "intermediate_size")
+        _check_range(self, sizes, 1)
+        _check_range(self, ("norm_eps",), 0.0, 1.0)
+        _check_range(self, ("rope_base",), 1.0, 1e15)
+        _check_range(self, ("clip_qkv",), 1e-6, 1e15)
         _check(
             self.n_embd % self.n_head == 0, f"n_embd is {self.n_embd}; it must be a multiple of n_head {self.n_head}"
         )
@@ -173,13 +232,6 @@ class ModelConfig:
             f"n_kv_heads is {kv_heads}; it must divide n_head {self.n_head}",
         )
         _check(not self.use_rope or self.head_dim % 2 == 0, f"head width is {self.head_dim}; rotary needs an even one")
-        for name, allowed in (
-            ("norm_order", ("pre", "post")),
-            ("mlp_type", ("swiglu", "standard")),
-            ("activation", ("gelu", "relu", "silu")),
-        ):
-            value = getattr(self, name)
-            _check(value in allowed, f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
         _check(
             self.concept.concept_dim == self.n_embd,
             f"concept_dim is {self.concept.concept_dim}; it must equal n_embd {self.n_embd}",
@@ -190,6 +242,14 @@ class ModelConfig:
                 value is None or 0 <= value < self.vocab_size,
                 f"{name} is {value}; it must lie in [0, {self.vocab_size})",
             )
+        # A position that holds the mask is one to fill, and a banned token can end no text.
+        for name in _SPECIAL_ID_NAMES:
+            is_mask = name != "mask_token_id" and getattr(self, name) == self.mask_token_id
+            _check(not is_mask, f"{name} and mask_token_id are both {self.mask_token_id}; they must differ")
+        _check(
+            self.eot_id not in self.banned_token_ids,
+            f"eot_id is {self.eot_id}, which as eos_token_id or pad_token_id is never chosen; they must differ",
+        )
 
     @property
     def head_dim(self) -> int:
@@ -223,13 +283,16 @@ class ModelConfig:
 
         Raises InvalidConfig for an unknown key, a missing id or a value out of range.
         """
+        if not isinstance(raw, Mapping):
+            raise InvalidConfig(f"config.json holds {shown(raw)}; it must hold an object")
         is_nested = "concept" in raw
         if raw.get("interpretable") is False:
             raise InvalidConfig("config.json says interpretable: false; only checkpoints with concept heads are served")
         model = {key: value for key, value in raw.items() if key not in _FOREIGN_KEYS and key != "interpretable"}
         if is_nested:
-            concept = dict(raw["concept"] or {})
-            model.pop("concept")
+            concept = model.pop("concept") or {}
+            if not isinstance(concept, Mapping):
+                raise InvalidConfig(f"concept is {shown(concept)}; it must be an object")
             _fill_published_ids(model, is_instruct=bool(raw.get("instruct", False)))
         else:
             concept = {key: model.pop(key) for key in list(model) if key in _FLAT_CONCEPT_KEYS}
@@ -255,7 +318,8 @@ class ModelConfig:
             raise InvalidConfig(f"no config.json at {file}; name a folder that holds a checkpoint")
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
+            # ValueError: no JSON, no UTF-8, or a number of thousands of digits.
             raise InvalidConfig(f"{file} is not valid JSON: {error}") from error
         return cls.from_dict(raw)
 
@@ -271,7 +335,8 @@ class EngineConfig:
     num_pages: int | None = None
     """Pages in the KV cache; a page holds one block. None: as many as memory allows, see gpu_memory_fraction."""
     gpu_memory_fraction: float = 0.9
-    """Share of the GPU's memory that weights, pages and lanes may take when num_pages is None."""
+    """Share of the GPU's memory that weights, pages and lanes may take when num_pages is None. They take less where a
+    pass of max_rows needs more than the rest."""
     max_rows: int = 32
     """Rows in a pass: prefill, denoise and seal rows together."""
     max_prefill_rows: int | None = None
@@ -286,15 +351,13 @@ class EngineConfig:
     """Commits are explained at the latest this long after they are made, or when their block ends."""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check(
             self.dtype in ("auto", "float32", "bfloat16"),
             f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16",
         )
-        for name in ("max_rows", "max_waiting"):
-            _check(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_pages", "max_prefill_rows", "max_lanes"):
-            value = getattr(self, name)
-            _check(value is None or value >= 1, f"{name} is {value}; it must be at least 1 or None")
+        _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
+        _check_range(self, ("num_pages", "max_waiting"), 1, _MOST_PAGES)
         # A finished block seals in the pass that begins the next one: two rows of one sequence.
         _check(self.max_rows >= 2, f"max_rows is {self.max_rows}; it must be at least 2, a denoise row and a seal row")
         _check(
@@ -314,14 +377,6 @@ class EngineConfig:
         return self.max_lanes or self.max_rows
 
 
-_CONCEPT_SPELLING = {
-    "n_unknown_concepts": "n_discovered",
-    "use_attention_unknown": "use_attention_discovered",
-    "use_unknown": "use_discovered",
-    "factorize_unknown": "factorize_discovered",
-    "unknown_topk": "discovered_topk",
-    "apply_topk_to_unknown": "apply_topk_to_discovered",
-}
 _FLAT_CONCEPT_KEYS = (
     ({field.name for field in fields(ConceptConfig)} - {"block_size"} - set(_CONCEPT_SPELLING.values()))
     | set(_CONCEPT_SPELLING)

@@ -5,21 +5,20 @@ One thread at a time may use an Engine; `AsyncEngine` puts a thread around it.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from .admission import check_request
+from .checks import is_whole, shown
 from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
 from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, NonFiniteLogits, Unsupported
-from .metrics import NullRecorder, Recorder
+from .metrics import GuardedRecorder, NullRecorder, Recorder
 from .model.steerling import SteerlingModel
 from .request import (
     MAX_SEED,
@@ -35,15 +34,7 @@ from .request import (
     Started,
 )
 from .runner.model_runner import KeptCommit, ModelRunner, RowOutcome
-from .scheduling import BlockFinished as CanvasFinished
-from .scheduling import BlockStarted as CanvasStarted
-from .scheduling import (
-    Plan,
-    RowResult,
-    Scheduler,
-    Sequence,
-    SequenceFinished,
-)
+from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +52,29 @@ class EngineStats:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One request in the engine: what was asked, what it became, what came out so far."""
+    """One request in the engine: what was asked, what it became, what was committed so far."""
 
     request: GenerateRequest
     sequence: Sequence
     seed: int
     steering: SteeringPlan
     commits: list[Commit] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    """Those that were handed out."""
     unexplained: list[tuple[Commit, KeptCommit]] = field(default_factory=list)
-    oldest_unexplained: float = 0.0
-    block: int = 0
-    """The block whose commits are in `unexplained` or come next."""
+    """Those that wait for attribution; all of one block."""
+    unexplained_since: float = 0.0
+    """When the oldest of them was made, by the engine's clock."""
 
     @property
     def id(self) -> str:
         """The request's id."""
         return self.sequence.id
+
+    @property
+    def attribution_top_k(self) -> int | None:
+        """Concepts that a commit returns per head; None: all that the heads report."""
+        assert self.request.attribution is not None, f"{self.id} asked for no attribution"
+        return self.request.attribution.top_k
 
 
 class Engine:
@@ -95,9 +92,11 @@ class Engine:
         self.config = config or EngineConfig()
         self.runner = ModelRunner(model, self.config)
         self.scheduler = Scheduler(self.config, model.config.diff_block_size, self.runner.cache.num_pages)
-        self._recorder = recorder or NullRecorder()
+        self._recorder = GuardedRecorder(recorder or NullRecorder())
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
+        self._events: list[Event] = []
+        """Not handed out yet. An entry lives until its Finished event is."""
         self._num_arrived = 0
 
     @classmethod
@@ -138,27 +137,39 @@ class Engine:
         engine already has go on meanwhile, but their events are lost: use one or the other.
         """
         requests = list(requests)
+        self._check_list(requests)
         ids: list[str] = []
-        for request in requests:
-            try:
-                ids.append(self.add_request(request))
-            except Exception:
-                for request_id in ids:
-                    self.abort(request_id)
-                raise
         outputs: dict[str, Output] = {}
-        while len(outputs) < len(ids):
-            for event in self.step():
-                if isinstance(event, Finished):
-                    outputs[event.request_id] = event.output
+
+        def step() -> None:
+            outputs.update((event.request_id, event.output) for event in self.step() if isinstance(event, Finished))
+
+        try:
+            for request in requests:
+                # The queue's limit is for callers who can come back later.
+                while self.scheduler.is_full:
+                    step()
+                ids.append(self.add_request(request))
+            # Other requests of the engine may end meanwhile.
+            while not outputs.keys() >= set(ids):
+                step()
+        except BaseException:
+            # A refusal, an interrupt or a failing pass: nobody is left to take what these would bring.
+            self._discard(ids)
+            raise
         return [outputs[request_id] for request_id in ids]
 
     def add_request(self, request: GenerateRequest) -> str:
         """Queue a request and return its id. Raises InvalidRequest or QueueFull; then nothing has changed."""
         check_request(request, self.model_config, num_pages=self.runner.cache.num_pages)
+        # Before the device works for it: a flood that is refused should cost next to nothing.
+        self.scheduler.check_room()
         request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
         if request_id in self._entries:
-            raise InvalidValue(f"request_id {request_id!r} is in use; ids of running requests must differ")
+            raise InvalidValue(
+                f"request_id {request_id!r} belongs to a request that has not ended; choose another or leave it out",
+                param="request_id",
+            )
         seed = request.sampling.seed
         entry = _Entry(
             request=request,
@@ -178,7 +189,7 @@ class Engine:
             return
         self._recorder.count("aborts")
         self._explain([entry])
-        self._finish(entry, FinishReason.ABORT, None)
+        self._finish(entry, FinishReason.ABORT)
 
     def step(self) -> list[Event]:
         """Run one pass: plan, run, apply. Returns the events of every request, each request's in order."""
@@ -190,12 +201,10 @@ class Engine:
             self._record_pass(plan, self._clock() - started)
             self._apply(plan, outcomes)
         self._explain_due()
-        events: list[Event] = []
-        for entry in list(self._entries.values()):
-            events += entry.events
-            entry.events = []
-            if events and isinstance(events[-1], Finished) and events[-1].request_id == entry.id:
-                del self._entries[entry.id]
+        events, self._events = self._events, []
+        for event in events:
+            if isinstance(event, Finished):
+                del self._entries[event.request_id]
         return events
 
     def preempt(self, request_id: str) -> bool:
@@ -218,16 +227,37 @@ class Engine:
     ) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens a concept most promotes, by its unit embedding against lm_head."""
         model = self.runner.model
+        if head not in ("known", "discovered"):
+            raise InvalidValue(f"head is {shown(head)}; it must be 'known' or 'discovered'", param="head")
         concept_head = model.known_head if head == "known" else model.discovered_head
         if concept_head is None:
             raise Unsupported("this checkpoint has no discovered head", param="head")
-        if not 0 <= concept_id < concept_head.num_concepts:
+        if not is_whole(concept_id, 0, concept_head.num_concepts - 1):
             raise InvalidValue(
-                f"concept {concept_id} does not exist; {head} concepts lie in [0, {concept_head.num_concepts})",
+                f"concept {shown(concept_id)} does not exist; {head} concepts lie in [0, {concept_head.num_concepts})",
                 param="concept_id",
             )
+        if not is_whole(k, 0):
+            raise InvalidValue(f"k is {shown(k)}; it must be a whole number at least 0", param="k")
         ids, values = top_tokens(model, concept_head, concept_id, k)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+    def _check_list(self, requests: list[GenerateRequest]) -> None:
+        """Raise InvalidRequest if one could never be served, or two have one id."""
+        ids: set[str] = set()
+        for request in requests:
+            check_request(request, self.model_config, num_pages=self.runner.cache.num_pages)
+            if request.request_id in ids:
+                raise InvalidValue(f"request_id {request.request_id!r} is in the list twice", param="request_id")
+            if request.request_id is not None:
+                ids.add(request.request_id)
+
+    def _discard(self, request_ids: list[str]) -> None:
+        """Drop requests and what they have not handed out: no event tells of them any more."""
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+            self._entries.pop(request_id, None)
+        self._events = [event for event in self._events if event.request_id not in request_ids]
 
     def _make_sequence(self, request_id: str, request: GenerateRequest) -> Sequence:
         config, sampling = self.model_config, request.sampling
@@ -259,7 +289,7 @@ class Engine:
             sequence = entry.sequence
             self.runner.lanes.write(admission.lane, sequence, entry.request.sampling, entry.seed, entry.steering)
             if sequence.num_preemptions == 0:
-                entry.events.append(
+                self._events.append(
                     Started(
                         request_id=entry.id,
                         seed=entry.seed,
@@ -277,43 +307,36 @@ class Engine:
         )
 
     def _apply(self, plan: Plan, outcomes: list[RowOutcome]) -> None:
-        """Feed the pass's commits to the scheduler and turn its changes into events, in order."""
-        outcome_of = {outcome.row.sequence.id: outcome for outcome in outcomes}
-        step_of = {sequence_id: self._entries[sequence_id].sequence.num_denoising_steps for sequence_id in outcome_of}
+        """Feed the pass's commits to the scheduler; tell what starts, then the commits, then what ends."""
         results = [
             RowResult(
-                sequence_id, tuple((c.position, c.token_id) for c in outcome.commits), is_finite=outcome.is_finite
+                outcome.row.sequence.id,
+                tuple((c.position, c.token_id) for c in outcome.commits),
+                is_finite=outcome.is_finite,
             )
-            for sequence_id, outcome in outcome_of.items()
+            for outcome in outcomes
         ]
         changes = self.scheduler.apply(plan, results)
-        changes_of = defaultdict(list)
-        for change in changes:
-            changes_of[change.sequence.id].append(change)
-        ending = [
-            self._entries[sequence_id]
-            for sequence_id, own in changes_of.items()
-            if any(isinstance(change, CanvasFinished | SequenceFinished) for change in own)
-        ]
-        for sequence_id, outcome in outcome_of.items():
-            entry = self._entries[sequence_id]
-            # A canvas starts before the pass's commits and finishes after them.
-            for change in changes_of[sequence_id]:
-                if isinstance(change, CanvasStarted) and change.block == outcome.row.block:
-                    entry.events.append(BlockStarted(entry.id, change.block, change.start, change.end))
-            entry.block = outcome.row.block
-            self._take_commits(entry, outcome, step_of[sequence_id])
-        self._explain(ending)
-        for sequence_id, outcome in outcome_of.items():
-            self._report(self._entries[sequence_id], outcome, changes_of[sequence_id])
+        starts = [change for change in changes if isinstance(change, CanvasStarted)]
+        ends = [change for change in changes if not isinstance(change, CanvasStarted)]
+        for start in starts:
+            self._events.append(BlockStarted(start.sequence.id, start.block, start.start, start.end))
+        for outcome in outcomes:
+            self._take_commits(self._entries[outcome.row.sequence.id], outcome)
+        # Nothing may be left to explain when a block or a text ends; all that end share one call.
+        self._explain([self._entries[sequence_id] for sequence_id in dict.fromkeys(end.sequence.id for end in ends)])
+        for end in ends:
+            self._report_end(end)
 
-    def _take_commits(self, entry: _Entry, outcome: RowOutcome, denoising_step: int) -> None:
+    def _take_commits(self, entry: _Entry, outcome: RowOutcome) -> None:
+        """Hand the commits of a denoise row out, or keep them until they are explained."""
         num_logprobs = entry.request.sampling.num_logprobs
         commits = [
             Commit(
                 position=c.position,
                 token_id=c.token_id,
-                denoising_step=denoising_step,
+                # The scheduler has counted this one.
+                denoising_step=entry.sequence.num_denoising_steps - 1,
                 confidence=c.confidence,
                 target_logit=c.target_logit,
                 logprob=c.logprob,
@@ -328,28 +351,20 @@ class Engine:
             self._hand_out(entry, commits)
             return
         if not entry.unexplained:
-            entry.oldest_unexplained = self._clock()
+            entry.unexplained_since = self._clock()
         block_size = entry.sequence.block_size
         entry.unexplained += [
             (c, KeptCommit(outcome.row.lane, c.position % block_size, c.token_id, c.target_logit)) for c in commits
         ]
 
-    def _report(
-        self, entry: _Entry, outcome: RowOutcome, changes: list[CanvasStarted | CanvasFinished | SequenceFinished]
-    ) -> None:
-        for change in changes:
-            match change:
-                case CanvasStarted(block=block) if block == outcome.row.block:
-                    pass  # reported before the commits
-                case CanvasStarted():
-                    entry.events.append(BlockStarted(entry.id, change.block, change.start, change.end))
-                case CanvasFinished():
-                    entry.events.append(BlockFinished(entry.id, change.block, change.start, change.end))
-                case SequenceFinished():
-                    error = None
-                    if change.reason is FinishReason.ERROR:
-                        error = _describe_failure(outcome)
-                    self._finish(entry, change.reason, error)
+    def _report_end(self, end: CanvasFinished | SequenceFinished) -> None:
+        sequence = end.sequence
+        match end:
+            case CanvasFinished():
+                self._events.append(BlockFinished(sequence.id, end.block, end.start, end.end))
+            case SequenceFinished():
+                error = _describe_failure(sequence) if end.reason is FinishReason.ERROR else None
+                self._finish(self._entries[sequence.id], end.reason, error)
 
     def _explain_due(self) -> None:
         """Explain the commits that have waited long enough."""
@@ -357,30 +372,29 @@ class Engine:
         due = [
             entry
             for entry in self._entries.values()
-            if entry.unexplained and now - entry.oldest_unexplained >= self.config.explain_interval_s
+            if entry.unexplained and now - entry.unexplained_since >= self.config.explain_interval_s
         ]
         self._explain(due)
 
     def _explain(self, entries: list[_Entry]) -> None:
         """Explain all that these entries have waiting, in one call, and hand the commits out."""
-        pending = [(entry, commit, kept) for entry in entries for commit, kept in entry.unexplained]
-        if not pending:
+        waiting = [entry for entry in entries if entry.unexplained]
+        if not waiting:
             return
-        top_k = [entry.request.attribution.top_k if entry.request.attribution else 0 for entry, _, _ in pending]
-        attributions = self.runner.explain([kept for _, _, kept in pending], top_k)
-        explained: dict[str, list[Commit]] = defaultdict(list)
-        for (entry, commit, _), attribution in zip(pending, attributions, strict=True):
-            explained[entry.id].append(dataclasses.replace(commit, attribution=attribution))
-        for entry in entries:
-            if entry.unexplained:
-                entry.unexplained = []
-                self._hand_out(entry, explained[entry.id])
+        kept = [item for entry in waiting for _, item in entry.unexplained]
+        top_k = [entry.attribution_top_k for entry in waiting for _ in entry.unexplained]
+        attributions = iter(self.runner.explain(kept, top_k))
+        for entry in waiting:
+            commits = [replace(commit, attribution=next(attributions)) for commit, _ in entry.unexplained]
+            entry.unexplained = []
+            self._hand_out(entry, commits)
 
     def _hand_out(self, entry: _Entry, commits: list[Commit]) -> None:
         entry.commits += commits
-        entry.events.append(Committed(entry.id, entry.block, tuple(commits)))
+        block = commits[0].position // entry.sequence.block_size
+        self._events.append(Committed(entry.id, block, tuple(commits)))
 
-    def _finish(self, entry: _Entry, reason: FinishReason, error: str | None) -> None:
+    def _finish(self, entry: _Entry, reason: FinishReason, error: str | None = None) -> None:
         sequence = entry.sequence
         output = Output(
             request_id=entry.id,
@@ -397,7 +411,7 @@ class Engine:
             steering=entry.steering.resolved,
             error=error,
         )
-        entry.events.append(Finished(entry.id, output))
+        self._events.append(Finished(entry.id, output))
 
     def _record_pass(self, plan: Plan, seconds: float) -> None:
         recorder, stats = self._recorder, self.stats()
@@ -411,9 +425,10 @@ class Engine:
         recorder.gauge("pages_held", stats.pages_held)
 
 
-def _describe_failure(outcome: RowOutcome) -> str:
+def _describe_failure(sequence: Sequence) -> str:
+    canvas = sequence.canvas_range(sequence.block)
     return (
         f"{NonFiniteLogits.__name__}: the model gave no finite logits for a masked position in "
-        f"[{outcome.row.block * outcome.row.sequence.block_size}, {outcome.row.key_length}); check the checkpoint, "
+        f"[{canvas.start}, {canvas.stop}); check the checkpoint, "
         "and that strengths and logit_bias leave some token to choose"
     )

@@ -10,34 +10,91 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from .checks import LARGEST, is_list, is_number, is_whole, shown
 from .errors import InvalidValue
 
 MAX_LOGPROBS = 20
 MAX_STEERING_GROUPS = 8
+MAX_INTERVENTIONS = 128
+"""Of one request; each costs a product with the whole of lm_head."""
+MAX_SUPPRESSIONS = 256
+MAX_CONCEPTS = 4096
+"""Of one intervention."""
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 2**63 - 1
+_PENALTY_RANGE = (1e-6, 1e6)
 
 Policy = Literal["confidence"]
 Unit = Literal["logits", "raw"]
 Schedule = Literal["fixed", "hard_cutoff"]
 
 
-def _require(condition: bool, message: str, param: str) -> None:
-    if not condition:
-        raise InvalidValue(message, param=param)
+def _refusal(value: object, param: str, rule: str) -> InvalidValue:
+    name = param.rpartition(".")[2]
+    return InvalidValue(f"{name} is {shown(value)}; it must be {rule}", param=param)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(value: object, param: str, low: int, high: int | None = None, *, note: str = "") -> None:
+    if not is_whole(value, low, high):
+        limit = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise _refusal(value, param, f"a whole number {limit}{note}")
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(value: object, param: str, low: float = -LARGEST, high: float = LARGEST, *, note: str = "") -> float:
+    """The value as a plain float: torch takes neither numpy's bools, which its floats compare to, nor huge ints."""
+    if not is_number(value, low, high):
+        raise _refusal(value, param, f"a number from {low:g} to {high:g}{note}")
+    return float(value)
 
 
-def _is_bias(value: object) -> bool:
-    return _is_finite(value) or value == -math.inf
+def _flag(value: object, param: str) -> None:
+    if not isinstance(value, bool):
+        raise _refusal(value, param, "True or False")
+
+
+def _one_of(value: object, param: str, allowed: tuple[str, ...]) -> None:
+    if not (isinstance(value, str) and value in allowed):
+        raise _refusal(value, param, " or ".join(map(repr, allowed)))
+
+
+def _text(value: object, param: str) -> None:
+    if not (isinstance(value, str) and value):
+        raise _refusal(value, param, "a string that is not empty")
+
+
+def _instance(value: object, param: str, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise _refusal(value, param, f"a {kind.__name__}")
+
+
+def _ids(value: object, param: str, what: str) -> tuple[int, ...]:
+    """The ids as a tuple of the request's own: the caller may go on to change a list."""
+    if not (is_list(value) and all(map(is_whole, value))):
+        raise _refusal(value, param, f"a list or tuple of {what} ids")
+    return tuple(value)  # type: ignore[arg-type]
+
+
+def _items(value: object, param: str, kind: type, most: int) -> tuple[Any, ...]:
+    if not (is_list(value) and all(isinstance(item, kind) for item in value)):
+        raise _refusal(value, param, f"a list or tuple of {kind.__name__}")
+    if len(value) > most:
+        raise InvalidValue(f"{param} has {len(value)} entries; at most {most}", param=param)
+    return tuple(value)
+
+
+def _logit_bias(value: object, param: str) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise _refusal(value, param, "a mapping of token ids to numbers")
+    for token_id, bias in value.items():
+        if not (is_whole(token_id, 0) and (is_number(bias) or (isinstance(bias, float) and bias == -math.inf))):
+            raise InvalidValue(
+                f"logit_bias maps {shown(token_id)} to {shown(bias)}; it must map token ids to numbers "
+                f"from {-LARGEST:g} to {LARGEST:g}, or to -inf",
+                param=param,
+            )
+    return {token_id: float(bias) for token_id, bias in value.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,62 +133,30 @@ class SamplingParams:
     """How many `top_logprobs` each commit carries, at most 20."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.policy == "confidence",
-            f"policy is {self.policy!r}; this engine knows 'confidence'",
-            "sampling.policy",
-        )
-        for name, low, high in (
-            ("tokens_per_step", 1, None),
-            ("min_tokens", 0, None),
-            ("choice_index", 0, None),
-            ("num_logprobs", 0, MAX_LOGPROBS),
-        ):
-            value = getattr(self, name)
-            limit = f"at least {low}" if high is None else f"from {low} to {high}"
-            _require(
-                _is_int(value) and value >= low and (high is None or value <= high),
-                f"{name} is {value!r}; it must be a whole number {limit}",
-                f"sampling.{name}",
-            )
-        _require(
-            self.temperature is None or (_is_finite(self.temperature) and self.temperature >= 0),
-            f"temperature is {self.temperature!r}; it must be finite and at least 0 (0 is greedy)",
-            "sampling.temperature",
-        )
+        _one_of(self.policy, "sampling.policy", get_args(Policy))
+        _whole(self.tokens_per_step, "sampling.tokens_per_step", 1)
+        _whole(self.min_tokens, "sampling.min_tokens", 0)
+        _whole(self.choice_index, "sampling.choice_index", 0, MAX_SEED)
+        _whole(self.num_logprobs, "sampling.num_logprobs", 0, MAX_LOGPROBS)
+        if self.top_k is not None:
+            _whole(self.top_k, "sampling.top_k", 0, note=" (0 is off)")
+        if self.seed is not None:
+            _whole(self.seed, "sampling.seed", 0, MAX_SEED)
+        _flag(self.ignore_eos, "sampling.ignore_eos")
+        if self.entropy_sampling is not None:
+            _flag(self.entropy_sampling, "sampling.entropy_sampling")
+        if self.temperature is not None:
+            self._set("temperature", _number(self.temperature, "sampling.temperature", 0, note=" (0 is greedy)"))
         for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            _require(
-                value is None or (_is_finite(value) and 0 <= value <= 1),
-                f"{name} is {value!r}; it must lie in [0, 1]",
-                f"sampling.{name}",
-            )
-        _require(
-            self.top_k is None or (_is_int(self.top_k) and self.top_k >= 0),
-            f"top_k is {self.top_k!r}; it must be a whole number at least 0 (0 is off)",
-            "sampling.top_k",
-        )
-        _require(
-            _is_finite(self.repetition_penalty) and self.repetition_penalty > 0,
-            f"repetition_penalty is {self.repetition_penalty!r}; it must be finite and above 0 (1.0 is off)",
-            "sampling.repetition_penalty",
-        )
-        _require(
-            self.seed is None or (_is_int(self.seed) and 0 <= self.seed <= MAX_SEED),
-            f"seed is {self.seed!r}; it must be a whole number from 0 to {MAX_SEED}",
-            "sampling.seed",
-        )
-        for token_id, bias in self.logit_bias.items():
-            _require(
-                _is_int(token_id) and _is_bias(bias),
-                f"logit_bias maps {token_id!r} to {bias!r}; it must map token ids to numbers below +inf",
-                "sampling.logit_bias",
-            )
-        _require(
-            all(_is_int(token_id) for token_id in self.stop_token_ids),
-            f"stop_token_ids is {self.stop_token_ids!r}; it must hold token ids",
-            "sampling.stop_token_ids",
-        )
+            if getattr(self, name) is not None:
+                self._set(name, _number(getattr(self, name), f"sampling.{name}", 0, 1))
+        penalty = _number(self.repetition_penalty, "sampling.repetition_penalty", *_PENALTY_RANGE, note=" (1 is off)")
+        self._set("repetition_penalty", penalty)
+        self._set("logit_bias", _logit_bias(self.logit_bias, "sampling.logit_bias"))
+        self._set("stop_token_ids", _ids(self.stop_token_ids, "sampling.stop_token_ids", "token"))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def is_greedy(self) -> bool:
@@ -186,34 +211,25 @@ class Intervention:
 
     def __post_init__(self) -> None:
         path = "steering.interventions"
-        _require(
-            len(self.concept_ids) > 0 and all(_is_int(c) for c in self.concept_ids),
-            f"concept_ids is {self.concept_ids!r}; it must hold at least one concept id",
-            f"{path}.concept_ids",
-        )
-        _require(
-            self.weights is None
-            or (len(self.weights) == len(self.concept_ids) and all(_is_finite(w) for w in self.weights)),
-            f"weights is {self.weights!r}; it must hold one finite number for each of {len(self.concept_ids)} concepts",
-            f"{path}.weights",
-        )
-        _require(_is_finite(self.strength), f"strength is {self.strength!r}; it must be finite", f"{path}.strength")
-        _require(self.unit in ("logits", "raw"), f"unit is {self.unit!r}; it must be 'logits' or 'raw'", f"{path}.unit")
-        _require(
-            self.layer is None or (_is_int(self.layer) and self.layer >= 0),
-            f"layer is {self.layer!r}; it must be a whole number at least 0",
-            f"{path}.layer",
-        )
-        _require(
-            self.schedule in ("fixed", "hard_cutoff"),
-            f"schedule is {self.schedule!r}; it must be 'fixed' or 'hard_cutoff'",
-            f"{path}.schedule",
-        )
-        _require(
-            _is_int(self.cutoff_tokens) and self.cutoff_tokens >= 1,
-            f"cutoff_tokens is {self.cutoff_tokens!r}; it must be a whole number at least 1",
-            f"{path}.cutoff_tokens",
-        )
+        concept_ids = _ids(self.concept_ids, f"{path}.concept_ids", "concept")
+        if not 1 <= len(concept_ids) <= MAX_CONCEPTS:
+            raise InvalidValue(
+                f"concept_ids holds {len(concept_ids)} ids; it must hold 1 to {MAX_CONCEPTS}",
+                param=f"{path}.concept_ids",
+            )
+        object.__setattr__(self, "concept_ids", concept_ids)
+        if self.weights is not None:
+            weights = self.weights
+            if not (is_list(weights) and len(weights) == len(concept_ids) and all(map(is_number, weights))):
+                rule = f"a list or tuple with one number for each of {len(concept_ids)} concepts"
+                raise _refusal(weights, f"{path}.weights", rule)
+            object.__setattr__(self, "weights", tuple(map(float, weights)))
+        object.__setattr__(self, "strength", _number(self.strength, f"{path}.strength"))
+        _one_of(self.unit, f"{path}.unit", get_args(Unit))
+        if self.layer is not None:
+            _whole(self.layer, f"{path}.layer", 0)
+        _one_of(self.schedule, f"{path}.schedule", get_args(Schedule))
+        _whole(self.cutoff_tokens, f"{path}.cutoff_tokens", 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,12 +242,9 @@ class Suppression:
     """How strongly; at least 0."""
 
     def __post_init__(self) -> None:
-        _require(_is_int(self.concept_id), f"concept_id is {self.concept_id!r}; it must be an id", "steering.suppress")
-        _require(
-            _is_finite(self.strength) and self.strength >= 0,
-            f"strength is {self.strength!r}; it must be finite and at least 0",
-            "steering.suppress.strength",
-        )
+        if not is_whole(self.concept_id):
+            raise _refusal(self.concept_id, "steering.suppress.concept_id", "a concept id")
+        object.__setattr__(self, "strength", _number(self.strength, "steering.suppress.strength", 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +253,12 @@ class SteeringParams:
 
     interventions: tuple[Intervention, ...] = ()
     suppress: tuple[Suppression, ...] = ()
+
+    def __post_init__(self) -> None:
+        interventions = _items(self.interventions, "steering.interventions", Intervention, MAX_INTERVENTIONS)
+        object.__setattr__(self, "interventions", interventions)
+        suppress = _items(self.suppress, "steering.suppress", Suppression, MAX_SUPPRESSIONS)
+        object.__setattr__(self, "suppress", suppress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,11 +269,8 @@ class AttributionParams:
     """Concepts returned per head, largest absolute contribution first. None: all the heads report."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.top_k is None or (_is_int(self.top_k) and self.top_k >= 0),
-            f"top_k is {self.top_k!r}; it must be a whole number at least 0",
-            "attribution.top_k",
-        )
+        if self.top_k is not None:
+            _whole(self.top_k, "attribution.top_k", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,13 +291,18 @@ class GenerateRequest:
     """None: the engine makes one."""
 
     def __post_init__(self) -> None:
+        if not is_list(self.prompt_token_ids):
+            raise _refusal(self.prompt_token_ids, "prompt_token_ids", "a list or tuple of token ids")
         object.__setattr__(self, "prompt_token_ids", tuple(self.prompt_token_ids))
-        _require(
-            _is_int(self.max_tokens) and self.max_tokens >= 1,
-            f"max_tokens is {self.max_tokens!r}; it must be a whole number at least 1",
-            "max_tokens",
-        )
-        _require(_is_int(self.priority), f"priority is {self.priority!r}; it must be a whole number", "priority")
+        _whole(self.max_tokens, "max_tokens", 1)
+        _instance(self.sampling, "sampling", SamplingParams)
+        if self.steering is not None:
+            _instance(self.steering, "steering", SteeringParams)
+        if self.attribution is not None:
+            _instance(self.attribution, "attribution", AttributionParams)
+        _whole(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+        if self.request_id is not None:
+            _text(self.request_id, "request_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +319,10 @@ class ConceptContribution:
 
 @dataclass(frozen=True, slots=True)
 class TokenAttribution:
-    """Which concepts drove one token; totals + epsilon = target logit. Totals cover all reported concepts, also those
-    that `top_k` left out."""
+    """Which concepts drove one token; totals + epsilon = target logit.
+
+    Totals cover all reported concepts, also those that `top_k` left out.
+    """
 
     known: tuple[ConceptContribution, ...]
     """Largest absolute contribution first."""

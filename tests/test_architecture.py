@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LEVEL = {
     "engine": {
+        "checks": 0,
         "errors": 0,
         "config": 1,
         "metrics": 1,
@@ -39,22 +40,22 @@ LEVEL = {
         "config": 0,
         "errors": 0,
         "middleware": 0,
-        "telemetry": 0,
-        "tokenizer": 0,
-        "concepts": 1,
-        "run": 1,
         "schemas": 1,
-        "streaming": 1,
+        "tokenizer": 1,
+        "concepts": 1,
+        "telemetry": 1,
+        "streaming": 2,
         "attribution": 2,
-        "disconnect": 2,
         "translation": 2,
-        "checkpoint": 3,
+        "disconnect": 3,
         "rendering": 3,
+        "checkpoint": 3,
         "completions": 4,
-        "engine_server": 4,
         "api": 5,
+        "engine_server": 6,
         "ingress": 6,
         "app": 7,
+        "run": 8,
     },
 }
 

@@ -70,6 +70,6 @@ def top_tokens(model: SteerlingModel, head: ConceptHead, concept_id: int, k: int
     id_1 = torch.tensor([concept_id], device=model.transformer.lm_head.weight.device)
     embedding_D = head.embedding(id_1).float()[0]
     unit_D = embedding_D / (embedding_D.norm() + 1e-12)
-    alignment_V = model.transformer.token_vectors_VD.float() @ unit_D
+    alignment_V = model.transformer.token_alignments(unit_D[None])[0]
     best = alignment_V.topk(min(k, alignment_V.shape[0]))
     return best.indices, best.values

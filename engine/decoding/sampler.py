@@ -14,6 +14,8 @@ NEGATIVE_INFINITY = float("-inf")
 # The reference's entropy-adaptive temperature: from 0.3 for a certain position to 0.7 for an open one.
 _LOWEST_TEMPERATURE = 0.3
 _TEMPERATURE_RANGE = 0.4
+# Below this a temperature would underflow to 0; the difference is none, as float32 logits differ by far more.
+_SMALLEST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,10 @@ def kept_probabilities(logits_MV: Tensor, choice: Choice) -> Tensor:
     """
     adaptive_M = entropy_temperature(logits_MV, choice.top_p_M)
     temperature_M = torch.where(choice.is_entropy_M, adaptive_M, choice.temperature_M)
-    temperature_M = torch.where(choice.is_greedy_M, 1.0, temperature_M)
-    probs_MV = (logits_MV / temperature_M[:, None]).softmax(dim=-1)
+    temperature_M = torch.where(choice.is_greedy_M, 1.0, temperature_M).clamp(min=_SMALLEST_TEMPERATURE)
+    # Relative to the largest, so that no quotient is +inf, which softmax makes NaN of.
+    relative_MV = logits_MV - logits_MV.amax(dim=-1, keepdim=True)
+    probs_MV = (relative_MV / temperature_M[:, None]).softmax(dim=-1)
     largest_M = probs_MV.amax(dim=-1)
     probs_MV = torch.where(probs_MV >= (choice.min_p_M * largest_M)[:, None], probs_MV, 0.0)
     ranked = probs_MV.sort(dim=-1, descending=True, stable=True)

@@ -23,7 +23,10 @@ NO_CUTOFF = 2**62
 
 @dataclass(frozen=True, slots=True)
 class SteeringPlan:
-    """What a request's steering became on this checkpoint; one row of each tensor a group, zero rows unused."""
+    """What a request's steering became on this checkpoint.
+
+    The tensors have an entry for each group in use, so an unsteered request takes no device memory while it waits.
+    """
 
     resolved: tuple[ResolvedIntervention, ...]
     vector_GD: Tensor
@@ -48,7 +51,7 @@ def plan_steering(model: SteerlingModel, steering: SteeringParams | None) -> Ste
     resolved: list[ResolvedIntervention] = []
     for intervention in steering.interventions:
         outcome, direction_D = resolve_intervention(model, intervention)
-        cutoff = intervention.cutoff_tokens if intervention.schedule == "hard_cutoff" else NO_CUTOFF
+        cutoff = min(intervention.cutoff_tokens, NO_CUTOFF) if intervention.schedule == "hard_cutoff" else NO_CUTOFF
         key = (outcome.layer, cutoff)
         vector_D = outcome.alpha * direction_D
         groups[key] = groups[key] + vector_D if key in groups else vector_D
@@ -59,16 +62,12 @@ def plan_steering(model: SteerlingModel, steering: SteeringParams | None) -> Ste
             f"a request may have at most {MAX_STEERING_GROUPS}",
             param="steering.interventions",
         )
-    vector_GD = torch.zeros(MAX_STEERING_GROUPS, model.config.n_embd, device=device)
-    layer_G = torch.zeros(MAX_STEERING_GROUPS, dtype=torch.int64, device=device)
-    cutoff_G = torch.zeros(MAX_STEERING_GROUPS, dtype=torch.int64, device=device)
-    for index, ((layer, cutoff), vector_D) in enumerate(groups.items()):
-        vector_GD[index], layer_G[index], cutoff_G[index] = vector_D, layer, cutoff
+    none_GD = torch.zeros(0, model.config.n_embd, device=device)
     return SteeringPlan(
         resolved=tuple(resolved),
-        vector_GD=vector_GD,
-        layer_G=layer_G,
-        cutoff_G=cutoff_G,
+        vector_GD=torch.stack(list(groups.values())) if groups else none_GD,
+        layer_G=torch.tensor([layer for layer, _ in groups], dtype=torch.int64, device=device),
+        cutoff_G=torch.tensor([cutoff for _, cutoff in groups], dtype=torch.int64, device=device),
         suppression_V=suppression(model, steering.suppress) if steering.suppress else None,
     )
 
@@ -80,11 +79,13 @@ def resolve_intervention(model: SteerlingModel, intervention: Intervention) -> t
     with a row of lm_head, so that strength in logit units is what the likeliest token of the concept gains.
     """
     weights = intervention.weights or (1.0,) * len(intervention.concept_ids)
-    weight_K = torch.tensor(weights, device=model.transformer.lm_head.weight.device)
+    # Only their ratios count; huge or tiny ones would overflow the norm or vanish beside its 1e-12.
+    largest = max(map(abs, weights)) or 1.0
+    weight_K = torch.tensor([w / largest for w in weights], device=model.transformer.lm_head.weight.device)
     id_K = torch.tensor(intervention.concept_ids, device=weight_K.device)
     total_D = (model.known_head.embedding(id_K).float() * weight_K[:, None]).sum(dim=0)
     direction_D = total_D / (total_D.norm() + 1e-12)
-    peak = max(float((model.transformer.token_vectors_VD.float() @ direction_D).max()), SMALLEST_PEAK)
+    peak = max(float(model.transformer.token_alignments(direction_D[None]).max()), SMALLEST_PEAK)
     alpha = intervention.strength / peak if intervention.unit == "logits" else intervention.strength
     resolved = ResolvedIntervention(
         concept_ids=intervention.concept_ids,
@@ -103,7 +104,7 @@ def suppression(model: SteerlingModel, suppress: tuple[Suppression, ...]) -> Ten
     device = model.transformer.lm_head.weight.device
     id_K = torch.tensor([item.concept_id for item in suppress], device=device)
     strength_K = torch.tensor([item.strength for item in suppress], dtype=torch.float32, device=device)
-    alignment_KV = model.known_head.embedding(id_K).float() @ model.transformer.token_vectors_VD.float().T
+    alignment_KV = model.transformer.token_alignments(model.known_head.embedding(id_K).float())
     return (strength_K[:, None] * alignment_KV.clamp(min=0.0)).sum(dim=0)
 
 
@@ -120,6 +121,7 @@ def injection(
     def inject(layer: int, x_RCD: Tensor) -> Tensor:
         acts_RG = is_active_RG & (layer_RG <= layer + 1)
         added_RD = (vector_RGD * acts_RG[:, :, None]).sum(dim=1).to(x_RCD.dtype)
-        return x_RCD + added_RD[:, None, :] * masked_RC[:, :, None]
+        # Not a product with the mask: a NaN in a concept's embedding would reach pages that others share.
+        return torch.where(masked_RC[:, :, None], x_RCD + added_RD[:, None, :], x_RCD)
 
     return inject

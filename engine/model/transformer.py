@@ -5,7 +5,7 @@ None of them needs another model class, because a layer is told how to attend (`
 to the residual stream after it (`Inject`).
 
 Shapes: R rows (or sequences), C positions in a row, D model width, H query heads, G KV heads,
-E head width, V vocabulary (padded).
+E head width, V vocabulary without padding, K vectors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_RCHE, k_RCGE, v_RCGE) -> y_RCHE; may write the keys and values to pages first."""
 Inject = Callable[[int, Tensor], Tensor]
 """(layer, x_RCD) -> x_RCD, called after every layer; layers count from 0 here."""
+
+_ALIGNED_TOKENS = 8192
+"""Tokens whose rows of lm_head are converted to float32 at a time."""
 
 
 class RMSNorm(nn.Module):
@@ -197,6 +200,13 @@ class Transformer(nn.Module):
         """Logits over the real vocabulary, in hidden's dtype: [..., D] -> [..., vocab_size]."""
         logits: Tensor = self.lm_head(hidden)
         return logits[..., : self.config.vocab_size]
+
+    def token_alignments(self, vectors_KD: Tensor) -> Tensor:
+        """Dot product of each vector (float32) with every token's row of lm_head, float32 alignments_KV."""
+        # In parts: a float32 copy of all rows at once would be as large as several layers.
+        starts = range(0, self.config.vocab_size, _ALIGNED_TOKENS)
+        parts = [self.token_vectors_VD[start : start + _ALIGNED_TOKENS] for start in starts]
+        return torch.cat([vectors_KD @ part_VD.float().T for part_VD in parts], dim=-1)
 
     @property
     def token_vectors_VD(self) -> Tensor:

@@ -48,6 +48,8 @@ _LM_HEAD = "transformer.lm_head.weight"
 _INDEX_FILE = "model.safetensors.index.json"
 # Hub wrappers hold the model in an attribute of this name.
 _WRAPPER_PREFIX = "model."
+# Integers and 8-bit floats are quantised weights, whose scales this loader knows nothing of.
+_STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 
 
 def public_name(name: str) -> str:
@@ -71,7 +73,9 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
         parameters = dict(_named_parameters(model))
         sources = _match(parameters, stored, config)
         for name, parameter in parameters.items():
-            tensor = stored[sources[name]].get_tensor(sources[name].stored_name).to(dtype)
+            tensor = stored[sources[name]].get_tensor(sources[name].stored_name)
+            # On the CPU it is a view of the file, and whoever rewrote that would change a running model.
+            tensor = tensor.to(dtype, copy=device.type == "cpu")
             _set_parameter(model, name, _padded(tensor, parameter.shape))
     if config.weight_sharing:
         model.transformer.lm_head.weight = model.transformer.embedding.weight
@@ -107,10 +111,7 @@ def _open_tensors(folder: Path, stack: ExitStack, device: torch.device) -> dict[
     """Every stored tensor's public name -> the open file that holds it."""
     index_file = folder / _INDEX_FILE
     if index_file.is_file():
-        try:
-            weight_map: dict[str, str] = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-        except (json.JSONDecodeError, KeyError) as error:
-            raise CheckpointError(f"{index_file} is not a safetensors index: {error!r}") from error
+        weight_map = _read_index(index_file)
         files = sorted({folder / name for name in weight_map.values()})
     else:
         weight_map = {}
@@ -119,11 +120,11 @@ def _open_tensors(folder: Path, stack: ExitStack, device: torch.device) -> dict[
         raise CheckpointError(f"no *.safetensors in {folder}; a checkpoint holds config.json beside them")
     spelled: dict[str, Any] = {}
     for file in files:
-        if not file.is_file():
+        if weight_map and not file.is_file():
             raise CheckpointError(f"{_INDEX_FILE} names {file.name}, which is not in {folder}")
         try:
             handle = stack.enter_context(safe_open(str(file), framework="pt", device=str(device)))
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
         for name in handle.keys():  # noqa: SIM118 (not a dict)
             if name in spelled:
@@ -141,6 +142,18 @@ def _open_tensors(folder: Path, stack: ExitStack, device: torch.device) -> dict[
         public.stored_name = name
         stored[public] = handle
     return stored
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    """Which file each tensor is in, by the index; every file a plain name in the index's folder."""
+    try:
+        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not a safetensors index: {error!r}") from error
+    is_map = isinstance(weight_map, dict) and len(weight_map) > 0
+    if not is_map or not all(isinstance(name, str) and Path(name).name == name for name in weight_map.values()):
+        raise CheckpointError(f"{file} is not a safetensors index: weight_map must map tensors to files beside it")
+    return dict(weight_map)
 
 
 def _match(parameters: Mapping[str, Tensor], stored: Mapping[_Stored, Any], config: ModelConfig) -> dict[str, _Stored]:
@@ -164,7 +177,10 @@ def _match(parameters: Mapping[str, Tensor], stored: Mapping[_Stored, Any], conf
         if wanted in (_EMBEDDING, _LM_HEAD):
             shape[0] = config.vocab_size
         for candidate in found:
-            actual = list(stored[by_name[candidate]].get_slice(by_name[candidate].stored_name).get_shape())
+            view = stored[by_name[candidate]].get_slice(by_name[candidate].stored_name)
+            actual = list(view.get_shape())
+            if view.get_dtype() not in _STORED_DTYPES:
+                problems.append(f"{candidate} is stored as {view.get_dtype()}, not as {', '.join(_STORED_DTYPES)}")
             if actual != shape:
                 problems.append(f"{candidate} has shape {actual}, config.json asks for {shape}")
         if len(found) == 2 and not problems and not _equal(stored, by_name, found):

@@ -13,12 +13,32 @@ from ..errors import InvalidConfig
 
 # Without a GPU there is no memory to plan for: enough for every lane's whole context, within this bound.
 _CPU_CACHE_BYTES = 2 * 1024**3
+# Tensors of a pass that live at the same time, in the sampler (every position picked; measured on a CPU: 10, to which
+# a GPU's sort adds its own), the attention, a layer and a concept head.
+_LOGIT_COPIES = 14
+_KEY_COPIES = 2
+_MLP_COPIES = 5
+_HIDDEN_COPIES = 12
+_EMBEDDING_COPIES = 4
 
 
 def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one page: keys and values of one block in all layers."""
     slot = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
     return config.n_layers * config.diff_block_size * slot
+
+
+def pass_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
+    """Bytes that a pass of `max_rows` denoise rows takes beside weights, lanes and pages: an upper bound."""
+    num_positions = max_rows * config.diff_block_size
+    keys = 2 * max_rows * config.block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    inner = _MLP_COPIES * config.mlp_width + _HIDDEN_COPIES * config.n_embd
+    logits = _LOGIT_COPIES * config.vocab_size
+    num_embeddings = 0
+    if config.needs_heads_for_tokens:
+        num_embeddings = max(config.concept.num_active_known, config.concept.num_reported_discovered)
+    embeddings = _EMBEDDING_COPIES * num_embeddings * config.n_embd
+    return _KEY_COPIES * keys + num_positions * torch.float32.itemsize * (inner + logits + embeddings)
 
 
 def plan_num_pages(config: ModelConfig, engine: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
@@ -33,13 +53,14 @@ def plan_num_pages(config: ModelConfig, engine: EngineConfig, device: torch.devi
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         budget = int(total * engine.gpu_memory_fraction) - (total - free)
-        num_pages = budget // size
+        num_pages = min(budget, free - pass_bytes(config, engine.max_rows, dtype)) // size
     else:
         num_pages = min(engine.num_lanes * blocks_per_context, _CPU_CACHE_BYTES // size)
     if num_pages < blocks_per_context:
         raise InvalidConfig(
             f"memory has room for {max(num_pages, 0)} pages of {size} bytes, but one sequence of full context needs "
-            f"{blocks_per_context}; raise gpu_memory_fraction (now {engine.gpu_memory_fraction}) or lower max_lanes"
+            f"{blocks_per_context}; raise gpu_memory_fraction (now {engine.gpu_memory_fraction}), or lower max_rows or "
+            "max_lanes"
         )
     return num_pages
 

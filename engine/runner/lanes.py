@@ -3,8 +3,7 @@
 Whatever can differ between two rows of one lane (counts of commits, presence, masks, page table) is computed or
 passed per row; a lane holds what belongs to the sequence.
 
-Shapes: N lanes, S positions of a whole context, C canvas positions, V vocabulary, G steering groups, D model width,
-E end tokens.
+Shapes: N lanes, S positions of a whole context, C canvas positions, V vocabulary, G steering groups, D model width.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from ..decoding.sampler import NEGATIVE_INFINITY
 from ..decoding.steering import SteeringPlan
 from ..request import MAX_STEERING_GROUPS, SamplingParams
 from ..scheduling import Sequence
@@ -68,16 +66,21 @@ class Lanes:
         self.first_end_N[lane] = sequence.prompt_length + sampling.min_tokens
         self._write_sampling(lane, sampling, seed)
         self.offset_NV[lane].zero_()
-        for token_id, bias in sampling.logit_bias.items():
-            self.offset_NV[lane, token_id] = max(bias, NEGATIVE_INFINITY)
+        if sampling.logit_bias:
+            biased = torch.tensor(list(sampling.logit_bias), device=self.device)
+            biases = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=self.device)
+            self.offset_NV[lane, biased] = biases
         if steering.suppression_V is not None:
             self.offset_NV[lane] -= steering.suppression_V
         self.is_end_NV[lane].zero_()
         for token_id in sequence.end_token_ids:
             self.is_end_NV[lane, token_id] = True
-        self.vector_NGD[lane] = steering.vector_GD
-        self.layer_NG[lane] = steering.layer_G
-        self.cutoff_NG[lane] = steering.cutoff_G
+        # A zero vector switches a group off, whatever its layer and cutoff.
+        num_groups = len(steering.vector_GD)
+        self.vector_NGD[lane].zero_()
+        self.vector_NGD[lane, :num_groups] = steering.vector_GD
+        self.layer_NG[lane, :num_groups] = steering.layer_G
+        self.cutoff_NG[lane, :num_groups] = steering.cutoff_G
 
     def _write_sampling(self, lane: int, sampling: SamplingParams, seed: int) -> None:
         self.seed_N[lane] = seed
@@ -85,7 +88,7 @@ class Lanes:
         self.penalty_N[lane] = sampling.repetition_penalty
         self.temperature_N[lane] = sampling.effective_temperature
         self.top_p_N[lane] = sampling.effective_top_p
-        self.top_k_N[lane] = sampling.top_k or self.config.vocab_size
+        self.top_k_N[lane] = min(sampling.top_k or self.config.vocab_size, self.config.vocab_size)
         self.min_p_N[lane] = sampling.min_p or 0.0
         self.is_entropy_N[lane] = sampling.uses_entropy
         self.is_greedy_N[lane] = sampling.is_greedy

@@ -29,6 +29,9 @@ from .lanes import Lanes
 
 logger = logging.getLogger(__name__)
 
+_EXPLAINED_AT_ONCE = 256
+"""Commits, each of which gathers an embedding for every concept it reports: a bound on memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassCommit:
@@ -86,9 +89,15 @@ class ModelRunner:
         self.config: ModelConfig = model.config
         self.device = weight.device
         self.dtype = weight.dtype
-        self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype)
-        num_pages = plan_num_pages(self.config, engine, self.device, self.dtype)
-        self.cache = KVCache(self.config, num_pages, self.device, self.dtype)
+        try:
+            self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype)
+            num_pages = plan_num_pages(self.config, engine, self.device, self.dtype)
+            self.cache = KVCache(self.config, num_pages, self.device, self.dtype)
+        except RuntimeError as error:  # torch's kind of error when memory does not suffice
+            raise InvalidConfig(
+                f"{engine.num_lanes} lanes and {engine.num_pages or 'the planned'} pages do not fit into the memory of "
+                f"{self.device}; lower max_lanes or num_pages ({error})"
+            ) from error
         self._banned_V = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.device)
         self._banned_V[list(self.config.banned_token_ids)] = True
         self._offset_C = torch.arange(self.config.diff_block_size, device=self.device)
@@ -252,9 +261,14 @@ class ModelRunner:
             outcomes.append(RowOutcome(row=row, commits=commits, is_finite=is_finite[d]))
         return outcomes
 
-    @torch.no_grad()
     def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> list[TokenAttribution]:
         """Explain commits from their kept hidden states; `top_k[i]` cuts what is returned for commit i."""
+        starts = range(0, len(kept), _EXPLAINED_AT_ONCE)
+        slices = [slice(start, start + _EXPLAINED_AT_ONCE) for start in starts]
+        return [item for part in slices for item in self._explain(kept[part], top_k[part])]
+
+    @torch.no_grad()
+    def _explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> list[TokenAttribution]:
         lane_M = torch.tensor([item.lane for item in kept], device=self.device)
         offset_M = torch.tensor([item.offset for item in kept], device=self.device)
         explanation = attribution.explain(

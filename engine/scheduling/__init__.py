@@ -3,8 +3,8 @@
 from .page_pool import PagePool
 from .plan import (
     Admission,
-    BlockFinished,
-    BlockStarted,
+    CanvasFinished,
+    CanvasStarted,
     Change,
     Plan,
     PlannedRow,
@@ -20,8 +20,8 @@ from .sequence import Sequence, Status
 __all__ = [
     "ROOT_KEY",
     "Admission",
-    "BlockFinished",
-    "BlockStarted",
+    "CanvasFinished",
+    "CanvasStarted",
     "Change",
     "PagePool",
     "Plan",

@@ -101,8 +101,8 @@ class RowResult:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStarted:
-    """A canvas began: positions [start, end) are to be filled. Once per canvas, also across preemption."""
+class CanvasStarted:
+    """The first of the denoising steps that fill positions [start, end). Once a canvas, also across preemption."""
 
     sequence: Sequence
     block: int
@@ -113,14 +113,14 @@ class BlockStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFinished:
+class CanvasFinished:
     """No masked position is left in the canvas: the text's positions [start, end) are final."""
 
     sequence: Sequence
     block: int
     start: int
     end: int
-    """The end token's position if the block holds one, else as in BlockStarted."""
+    """The end token's position if the block holds one, else as in CanvasStarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +132,4 @@ class SequenceFinished:
     """LENGTH, STOP or ERROR."""
 
 
-Change = BlockStarted | BlockFinished | SequenceFinished
+Change = CanvasStarted | CanvasFinished | SequenceFinished

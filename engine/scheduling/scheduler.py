@@ -14,13 +14,13 @@ from bisect import insort
 from collections.abc import Iterable
 
 from ..config import EngineConfig
-from ..errors import InvalidValue, QueueFull
+from ..errors import QueueFull
 from ..request import FinishReason
 from .page_pool import PagePool
 from .plan import (
     Admission,
-    BlockFinished,
-    BlockStarted,
+    CanvasFinished,
+    CanvasStarted,
     Change,
     Plan,
     PlannedRow,
@@ -58,8 +58,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # in order of service
         self._running: list[Sequence] = []  # in order of service
-        self._num_passes = 0
-        self._last_prefill_pass = 0
+        self._had_prefill_row = True  # the last pass; the first one need not make up for another
         self._num_turns = 0
 
     @property
@@ -97,28 +96,30 @@ class Scheduler:
         """True if some sequence waits or runs, so that the next plan has rows."""
         return bool(self._sequences)
 
-    def pages_needed(self, limit: int) -> int:
-        """Pages that a sequence of `limit` positions holds in its last block: it must have so many alone."""
-        return -(-limit // self._block_size)
+    @property
+    def is_full(self) -> bool:
+        """True while `max_waiting` sequences wait, so that no other may be added."""
+        return len(self._waiting) >= self._config.max_waiting
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence.
-
-        Raises QueueFull if `max_waiting` sequences wait already, and InvalidValue if its id is in use.
-        A sequence that needs more pages than there are must have been refused before.
-        """
-        if len(self._waiting) >= self._config.max_waiting:
+    def check_room(self) -> None:
+        """Raise QueueFull if the queue is full."""
+        if self.is_full:
             raise QueueFull(
                 f"{len(self._waiting)} requests wait and max_waiting is {self._config.max_waiting}; "
                 "try again when some have been served, or raise max_waiting"
             )
-        if sequence.id in self._sequences:
-            raise InvalidValue(
-                f"request_id {sequence.id!r} belongs to a request that has not ended; choose another or leave it out",
-                param="request_id",
-            )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence.
+
+        Raises QueueFull if `max_waiting` sequences wait already. A sequence whose id is in use, or that needs more
+        pages than there are, must have been refused before.
+        """
+        self.check_room()
+        assert sequence.id not in self._sequences, f"{sequence.id} has not ended"
         assert sequence.is_waiting and sequence.block_size == self._block_size, sequence.id
-        assert self.pages_needed(sequence.limit) <= self._pool.num_pages, f"{sequence.id} can never run"
+        num_pages = len(sequence.token_ids) // self._block_size
+        assert num_pages <= self._pool.num_pages, f"{sequence.id} can never run: it needs {num_pages} pages"
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_order)
 
@@ -146,7 +147,6 @@ class Scheduler:
 
         Rows are never empty while there is work. `apply` must follow before the next plan.
         """
-        self._num_passes += 1
         for sequence in self._running:
             self._adopt_prefilled(sequence)
         preempted = self._allocate_canvases()
@@ -157,23 +157,22 @@ class Scheduler:
             max_prefill_rows=self._config.prefill_row_limit,
             # Decoding sequences may fill every pass. If the last pass had no prefill row this one has
             # one; not each, or two rows would never be left for a seal row and its denoise row.
-            num_reserved=int(has_prefilling and self._last_prefill_pass != self._num_passes - 1),
+            num_reserved=int(has_prefilling and not self._had_prefill_row),
             share_prefixes=self._config.share_prefixes,
         )
         rows = choose_rows(self._running, budget)
         assert rows or not self.has_work, "sequences wait but none can move"
         plan = Plan(rows, tuple(admitted), tuple(preempted))
-        if plan.prefill_rows:
-            self._last_prefill_pass = self._num_passes
+        self._had_prefill_row = bool(plan.prefill_rows)
         for row in plan.denoise_rows:
             self._join_line(row.sequence)
         return plan
 
     def apply(self, plan: Plan, results: Iterable[RowResult]) -> list[Change]:
-        """Record what the pass did and return what changed, in the order in which to report it.
+        """Record what the pass did and return what changed, each sequence's changes in order.
 
-        `results` holds one result for each denoise row whose sequence was not aborted since; others
-        are ignored. A sequence's canvas starts before the pass's commits, and finishes after them.
+        `results` holds one result for each denoise row whose sequence was not aborted since; others are ignored.
+        The pass's commits come behind a CanvasStarted and before all other changes.
         """
         results = list(results)
         result_of = {result.sequence_id: result for result in results}
@@ -267,8 +266,8 @@ class Scheduler:
             for page_id in found:
                 self._pool.hold(page_id)
             new_pages = [self._pool.allocate() for _ in range(num_new)]
-            sequence.take_lane(heapq.heappop(self._free_lanes), found + new_pages, len(found))
-            assert sequence.lane is not None
+            lane = heapq.heappop(self._free_lanes)
+            sequence.take_lane(lane, found + new_pages, len(found))
             num_cached_tokens = len(found) * self._block_size
             if sequence.num_preemptions == 0:
                 sequence.num_cached_tokens = num_cached_tokens
@@ -276,7 +275,7 @@ class Scheduler:
             self._join_line(sequence)
             del self._waiting[0]
             insort(self._running, sequence, key=_order)
-            admitted.append(Admission(sequence, sequence.lane, num_cached_tokens))
+            admitted.append(Admission(sequence, lane, num_cached_tokens))
         return admitted
 
     def _join_line(self, sequence: Sequence) -> None:
@@ -303,12 +302,14 @@ class Scheduler:
                 self._exchange_page(sequence, block, shared)
 
     def _denoise(self, row: PlannedRow, result: RowResult) -> list[Change]:
-        """Apply a denoising step; start, finish and end what it starts, finishes and ends."""
+        """Apply a denoising step, and finish the canvas and the text if it filled them."""
         sequence, block = row.sequence, row.block
         assert block == sequence.block, f"{sequence.id}: block {block} was denoised, the canvas is {sequence.block}"
         changes: list[Change] = []
-        if sequence.num_denoising_steps == 0:
-            changes.append(_block_started(sequence))
+        canvas = sequence.canvas_range(block)
+        if not sequence.has_begun_canvas:
+            sequence.num_blocks += 1
+            changes.append(CanvasStarted(sequence, block, canvas.start, canvas.stop))
         sequence.num_denoising_steps += 1
         if not result.is_finite:
             # The cause may be on a shared page. Without this every later request with that prefix would fail.
@@ -319,9 +320,8 @@ class Scheduler:
         sequence.commit(result.commits)
         if sequence.num_masked(block):
             return changes
-        canvas = sequence.canvas_range(block)
         end = canvas.stop if sequence.end is None else sequence.end
-        changes.append(BlockFinished(sequence, block, canvas.start, end))
+        changes.append(CanvasFinished(sequence, block, canvas.start, end))
         if sequence.end is not None:
             changes.append(self._finish(sequence, FinishReason.STOP))
         elif sequence.is_last(block):
@@ -329,7 +329,6 @@ class Scheduler:
             changes.append(self._finish(sequence, FinishReason.LENGTH))
         else:
             sequence.start_next_block()
-            changes.append(_block_started(sequence))
         return changes
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> SequenceFinished:
@@ -362,8 +361,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
-
-
-def _block_started(sequence: Sequence) -> BlockStarted:
-    canvas = sequence.canvas_range(sequence.block)
-    return BlockStarted(sequence, sequence.block, canvas.start, canvas.stop)

@@ -70,6 +70,8 @@ class Sequence:
     num_forward_passes: int = field(init=False, default=0)
     """Passes in which the sequence had a row."""
     num_denoising_steps: int = field(init=False, default=0)
+    num_blocks: int = field(init=False, default=0)
+    """Canvases that have had a denoising step."""
     num_preemptions: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     """Prompt tokens whose pages came from the prefix index at first admission."""
@@ -121,9 +123,9 @@ class Sequence:
         return self.prompt_length // self.block_size
 
     @property
-    def num_blocks(self) -> int:
-        """Canvases begun so far."""
-        return self.block - self.first_block + 1 if self.num_denoising_steps else 0
+    def has_begun_canvas(self) -> bool:
+        """True once the canvas has had a denoising step."""
+        return self.num_blocks > self.block - self.first_block
 
     @property
     def text_token_ids(self) -> list[int]:

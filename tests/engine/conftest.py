@@ -1,4 +1,4 @@
-"""Checkpoints and oracles, made once a session; engines, checked for lost pages when a test is done with them."""
+"""Checkpoints and oracles, made once for all tests; engines, checked for lost pages when a test is done with them."""
 
 from __future__ import annotations
 

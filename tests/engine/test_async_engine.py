@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from engine import (
     AsyncEngine,
+    AttributionParams,
     EngineStopped,
     Finished,
     FinishReason,
@@ -124,6 +126,75 @@ def test_abort_ends_a_stream_with_a_finished_event(served):
     events = asyncio.run(aborted())
     assert events[-1].output.finish_reason is FinishReason.ABORT
     assert len(events[-1].output.token_ids) < 400
+
+
+def test_a_finished_stream_that_is_closed_late_leaves_the_next_request_of_its_id_alone(served):
+    """Every stream once ended with an abort of its id, whoever had it by then."""
+    engine, _ = served
+
+    async def reuse_the_id():
+        first = engine.generate(request(max_tokens=1, request_id="mine"))
+        async for events in first:
+            if isinstance(events[-1], Finished):
+                break
+        second = engine.generate(request(max_tokens=200, request_id="mine"))
+        await anext(second)
+        await first.aclose()
+        return [event async for events in second for event in events]
+
+    assert asyncio.run(reuse_the_id())[-1].output.finish_reason is FinishReason.LENGTH
+
+
+def test_a_request_whose_event_loop_was_closed_under_it_is_ended(served):
+    """Nobody closed its stream, so it ran to its end for nobody."""
+    engine, inner = served
+    loop = asyncio.new_event_loop()
+    stream = engine.generate(request(max_tokens=400))
+    loop.run_until_complete(anext(stream))
+    loop.close()
+
+    async def wait_until_idle():
+        await collect(engine, request(max_tokens=1))
+        return await engine.stats()
+
+    stats = asyncio.run(wait_until_idle())
+    assert (stats.num_running, stats.num_waiting, stats.pages_held) == (0, 0, 0)
+    inner.check_integrity()
+
+
+def test_requests_that_are_cancelled_at_any_moment_leave_nothing(served):
+    engine, inner = served
+
+    async def cancel_after(num_turns, n):
+        task = asyncio.create_task(collect(engine, request(max_tokens=60, seed=n, attribution=AttributionParams())))
+        for _ in range(num_turns):
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def many():
+        await asyncio.gather(*(cancel_after(n % 20, n) for n in range(60)))
+        events = await collect(engine, request(max_tokens=5))
+        return events, await engine.stats()
+
+    events, stats = asyncio.run(many())
+    assert len(events[-1].output.token_ids) == 5
+    assert (stats.num_running, stats.num_waiting, stats.pages_held) == (0, 0, 0)
+    inner.check_integrity()
+    assert not inner.has_work
+
+
+def test_two_event_loops_in_two_threads_share_an_engine(served, make_engine):
+    engine, _ = served
+    asked = [request(seed=s) for s in range(4)]
+
+    async def all_of_them():
+        return [events[-1].output for events in await asyncio.gather(*(collect(engine, one) for one in asked))]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: asyncio.run(all_of_them()), range(2))
+    expected = [output.token_ids for output in make_engine(EOT).generate(asked)]
+    assert [o.token_ids for o in first] == [o.token_ids for o in second] == expected
 
 
 def test_after_stop_everybody_is_told(served):

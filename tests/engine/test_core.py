@@ -1,8 +1,9 @@
 """The engine's behaviour at its door: events, attribution, log-probabilities, failures, refusals."""
 
-import dataclasses
-from dataclasses import replace
+import pickle
+from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,10 @@ from engine import (
     FinishReason,
     GenerateRequest,
     Intervention,
+    InvalidConfig,
     InvalidRequest,
     InvalidValue,
+    NullRecorder,
     PromptTooLong,
     QueueFull,
     RequestTooLarge,
@@ -93,10 +96,19 @@ class TestEvents:
         else:
             assert sizes == [1] * 2 * BLOCK
 
+    def test_how_many_are_explained_at_once_changes_nothing_in_them(self, make_engine, monkeypatch):
+        asked = [request(attribution=AttributionParams(top_k=k), seed=0, tokens_per_step=BLOCK) for k in (None, 2)]
+        whole = make_engine(EOT).generate(asked)
+        monkeypatch.setattr("engine.runner.model_runner._EXPLAINED_AT_ONCE", 3)
+        for output, expected in zip(make_engine(EOT).generate(asked), whole, strict=True):
+            for a, b in zip(output.commits, expected.commits, strict=True):
+                assert (a.token_id, len(a.attribution.known)) == (b.token_id, len(b.attribution.known))
+                assert a.attribution.epsilon == pytest.approx(b.attribution.epsilon, abs=1e-4)
+
     def test_when_commits_are_explained_changes_nothing_in_them(self, make_engine):
         asked = request(attribution=AttributionParams(), seed=0)
         outputs = [make_engine(EOT, explain_interval_s=s).generate([asked])[0] for s in (0.0, 1000.0)]
-        first, second = ([dataclasses.astuple(c)[:3] for c in output.commits] for output in outputs)
+        first, second = ([astuple(c)[:3] for c in output.commits] for output in outputs)
         assert first == second
         for a, b in zip(outputs[0].commits, outputs[1].commits, strict=True):
             assert a.attribution.epsilon == pytest.approx(b.attribution.epsilon, abs=1e-4)
@@ -249,6 +261,151 @@ class TestFailures:
         assert output.commits[-1].token_id == 7
         assert all(c.attribution is not None for c in output.commits)
 
+    @pytest.mark.parametrize(
+        "sampling",
+        [
+            {"top_k": 2**70, "temperature": 1.0},
+            {"choice_index": 2**63 - 1, "seed": 2**63 - 1, "temperature": 1.0},
+            {"temperature": 5e-324},
+            {"temperature": 1e30},
+            {"top_p": np.float64(0.5), "temperature": np.float64(0.5)},
+            {"logit_bias": {3: 1e30}, "temperature": 1e-6},
+            {"logit_bias": dict.fromkeys(range(EOT.vocab_size), -1e30), "repetition_penalty": 1e6},
+            {"entropy_sampling": True, "logit_bias": {3: 1e30, 4: -1e30}, "repetition_penalty": 1e-6},
+            {"stop_token_ids": (EOT.special_ids["mask_token_id"], EOT.special_ids["eos_token_id"])},
+            {"tokens_per_step": BLOCK, "min_tokens": 30, "stop_token_ids": tuple(range(60)), "ignore_eos": False},
+        ],
+        ids=str,
+    )
+    def test_extreme_values_end_nobody_s_request(self, make_engine, sampling):
+        """Some overflowed a tensor when the request got its lane, some drew the mask token from NaN probabilities;
+        either error came out of a pass, so it ended the engine for everyone."""
+        extreme = request(**{"seed": 1, **sampling})
+        steered = SteeringParams(
+            interventions=(
+                Intervention(concept_ids=(3,), strength=-1e30, schedule="hard_cutoff", cutoff_tokens=2**70),
+                Intervention(concept_ids=(3, 3), weights=(1.0, -1.0), strength=1e30),
+            ),
+            suppress=(Suppression(concept_id=5, strength=1e30),),
+        )
+        ordinary = request(seed=0, temperature=0.9)
+        first, _, last = make_engine(EOT).generate([extreme, replace(extreme, steering=steered), ordinary])
+        assert first.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+        assert not {c.token_id for c in first.commits} & set(make_engine(EOT).model_config.banned_token_ids)
+        assert last.token_ids == make_engine(EOT).generate([ordinary])[0].token_ids
+
+    def test_a_concept_that_is_not_a_number_harms_only_who_steers_towards_it(self, tmp_path):
+        """Its request's prompt pages would be NaN too, and shared before the first canvas shows it."""
+        recipe = Recipe(name="nan_concept")
+        folder = recipe.write(tmp_path)
+        tensors = recipe.tensors()
+        tensors["known_head.concept_embedding.weight"][3] = float("nan")
+        save_tensors(folder, tensors)
+        engine = self.engine(folder, max_rows=2)
+        steering = SteeringParams(interventions=(Intervention(concept_ids=(3,), strength=1.0),))
+        asked = request(4 * BLOCK, 8, recipe, seed=0)
+        bad, good = engine.generate([replace(asked, steering=steering), asked])
+        assert (bad.finish_reason, good.finish_reason) == (FinishReason.ERROR, FinishReason.LENGTH)
+        assert good.token_ids == self.engine(folder).generate([asked])[0].token_ids
+
+    def test_a_recorder_that_raises_is_told_of_once_and_costs_no_request(self, checkpoint, caplog):
+        """It ended the engine's thread; in an abort, it left a request that never ended."""
+
+        class Broken(NullRecorder):
+            def count(self, name, amount=1.0, **labels):
+                raise RuntimeError("the metrics are down")
+
+        engine = Engine.from_checkpoint(checkpoint(EOT), EngineConfig(device="cpu", num_pages=40), recorder=Broken())
+        engine.abort(engine.add_request(request()))
+        assert [event.output.finish_reason for event in drain(engine)] == [FinishReason.ABORT]
+        assert len(engine.generate([request()])[0].token_ids) == 30
+        assert sum("metrics are down" in (record.exc_text or "") for record in caplog.records) == 1
+
+    def test_memory_that_does_not_suffice_is_an_error_of_the_configuration(self, checkpoint):
+        """torch's own error names neither field. The pages asked for are more than an address space holds."""
+        recipe = Recipe(name="wide_pages", model={"n_layers": 8, "n_embd": 128, "n_kv_heads": None})
+        with pytest.raises(InvalidConfig, match=r"32 lanes and 2147483648 pages .*max_lanes or num_pages"):
+            self.engine(checkpoint(recipe), num_pages=2**31)
+
+
+class TestGenerate:
+    """What a list leaves behind when it is not served to its end."""
+
+    def assert_is_clean(self, engine):
+        engine.check_integrity()
+        stats = engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.pages_held) == (0, 0, 0)
+        assert not engine.has_work and engine.step() == []
+
+    @pytest.mark.parametrize("num_passes", [1, 4, 20])
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+    def test_an_interrupt_or_a_failing_pass_leaves_a_clean_engine(self, make_engine, num_passes, error):
+        """The requests of an interrupted cell went on in the next one's passes, and their ids were in use."""
+        engine = make_engine(EOT, max_lanes=2, explain_interval_s=1000.0)
+        asked = [replace(request(attribution=AttributionParams(), seed=n), request_id=f"r{n}") for n in range(3)]
+        run, passes = engine.runner.run, iter(range(num_passes))
+
+        def failing(*arguments):
+            if next(passes, None) is None:
+                raise error
+            return run(*arguments)
+
+        engine.runner.run = failing
+        with pytest.raises(error):
+            engine.generate(asked)
+        engine.runner.run = run
+        self.assert_is_clean(engine)
+        again, expected = engine.generate(asked), make_engine(EOT).generate(asked)
+        assert [output.token_ids for output in again] == [output.token_ids for output in expected]
+
+    def test_a_refused_request_leaves_the_ids_of_the_others_free(self, make_engine):
+        """Those before it were aborted, and kept their ids until somebody made a step."""
+        engine = make_engine(EOT)
+        named = replace(request(), request_id="mine")
+        for bad in (request(prompt=[97]), named, None):
+            with pytest.raises(InvalidValue):
+                engine.generate([named, bad])
+            self.assert_is_clean(engine)
+        assert engine.generate([named])[0].request_id == "mine"
+
+    def test_other_requests_of_the_engine_outlive_a_list_that_is_refused(self, make_engine):
+        engine = make_engine(EOT)
+        other = engine.add_request(request())
+        engine.abort(engine.add_request(request()))
+        with pytest.raises(InvalidValue):
+            engine.generate([request(), request(prompt=[97])])
+        ended = {event.request_id: event.output.finish_reason for event in drain(engine) if isinstance(event, Finished)}
+        assert len(ended) == 2 and ended[other] is FinishReason.LENGTH
+
+    def test_a_list_longer_than_the_queue_is_served_all_the_same(self, make_engine):
+        """It was refused, and the advice to try again later is none for somebody who waits for a list."""
+        asked = [request(max_tokens=n % 3 + 1, seed=n) for n in range(9)]
+        outputs = make_engine(EOT, max_lanes=2, max_waiting=2).generate(asked)
+        assert outputs[5].token_ids == make_engine(EOT).generate([asked[5]])[0].token_ids
+        assert [len(output.token_ids) for output in outputs] == [1, 2, 3] * 3
+
+    def test_an_id_that_is_in_a_list_twice_is_refused_even_if_the_first_would_have_ended(self, make_engine):
+        engine = make_engine(EOT, max_lanes=1, max_waiting=1)
+        asked = [replace(request(max_tokens=1), request_id=name) for name in ("a", "b", "c", "a")]
+        with pytest.raises(InvalidValue, match="'a' is in the list twice"):
+            engine.generate(asked)
+        self.assert_is_clean(engine)
+
+    def test_other_requests_that_end_first_are_not_taken_for_those_of_the_list(self, make_engine):
+        """Their outputs were counted, and the list ended with a KeyError."""
+        engine = make_engine(EOT)
+        for _ in range(2):
+            engine.add_request(request(max_tokens=2))
+        outputs = engine.generate([request(max_tokens=n) for n in (9, 5)])
+        assert [len(output.token_ids) for output in outputs] == [9, 5]
+        assert engine.generate([]) == []
+
+    def test_a_prompt_may_leave_one_position_and_an_answer_may_take_all(self, make_engine):
+        engine = make_engine(EOT)
+        last, whole = engine.generate([request(LARGE - 1, 1), request(0, LARGE, tokens_per_step=BLOCK)])
+        assert [c.position for c in last.commits] == [LARGE - 1]
+        assert len(whole.token_ids) == LARGE and whole.num_denoising_steps == LARGE // BLOCK
+
 
 LARGE = EOT.model_config.block_size
 
@@ -265,6 +422,8 @@ class TestRefusals:
             (request(prompt=[-1]), InvalidValue, "prompt_token_ids", ["-1"]),
             (request(prompt=[True]), InvalidValue, "prompt_token_ids", ["True"]),
             (request(prompt=["a"]), InvalidValue, "prompt_token_ids", ["'a'"]),
+            (request(prompt=[np.int64(1)]), InvalidValue, "prompt_token_ids", ["np.int64(1)", "an int"]),
+            (None, InvalidValue, None, ["None", "GenerateRequest"]),
             (request(logit_bias={97: 1.0}), InvalidValue, "sampling.logit_bias", ["97"]),
             (request(stop_token_ids=(97,)), InvalidValue, "sampling.stop_token_ids", ["97"]),
             (request(min_tokens=31), InvalidValue, "sampling.min_tokens", ["31", "30"]),
@@ -334,8 +493,9 @@ class TestRefusals:
         engine = make_engine(EOT)
         named = replace(request(), request_id="mine")
         engine.add_request(named)
-        with pytest.raises(InvalidValue, match="'mine'"):
+        with pytest.raises(InvalidValue, match="'mine' belongs to a request that has not ended") as caught:
             engine.add_request(named)
+        assert caught.value.param == "request_id"
         drain(engine)
         assert engine.generate([named])[0].request_id == "mine"
 
@@ -363,10 +523,25 @@ def test_the_tokens_a_concept_promotes_are_told_for_both_heads(make_engine, orac
     theirs = oracle(STEERLING_LIKE).generator.concept_top_tokens(7, k=5)
     assert [token for token, _ in engine.concept_top_tokens(7, 5)] == [int(text) for text, _ in theirs]
     assert len(engine.concept_top_tokens(69, 5, head="discovered")) == 5
-    with pytest.raises(InvalidRequest, match="70"):
-        engine.concept_top_tokens(70, head="discovered")
     with pytest.raises(Unsupported, match="no discovered head"):
         make_engine(NO_DISCOVERED).concept_top_tokens(0, head="discovered")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"concept_id": 70, "head": "discovered"}, "70"),
+        ({"concept_id": -1}, "-1"),
+        ({"concept_id": True}, "True"),
+        ({"concept_id": "3"}, "'3'"),
+        ({"concept_id": 3, "k": -1}, "k is -1"),
+        ({"concept_id": 3, "head": "unknown"}, "head is 'unknown'"),
+    ],
+    ids=str,
+)
+def test_a_concept_or_head_that_is_not_there_is_refused_by_name(make_engine, values, message):
+    with pytest.raises(InvalidRequest, match=message):
+        make_engine(STEERLING_LIKE).concept_top_tokens(**values)
 
 
 def test_a_prompt_is_left_as_it_is(make_engine, oracle):
@@ -389,6 +564,19 @@ def test_stats_count_what_is_in_use(make_engine):
     assert stats.pages_held + stats.pages_free + stats.pages_cached == 20 and stats.pages_held > 0
     drain(engine)
     assert (engine.stats().num_running, engine.stats().pages_held) == (0, 0)
+
+
+def test_what_comes_out_survives_pickling(make_engine):
+    engine = make_engine(EOT)
+    steering = SteeringParams(interventions=(Intervention(concept_ids=(3,), strength=6.0),))
+    asked = request(steering=steering, attribution=AttributionParams(), num_logprobs=2)
+    assert pickle.loads(pickle.dumps(asked)) == asked
+    engine.add_request(replace(asked, request_id="\u00fc \U0001f600\n"))
+    events = drain(engine)
+    assert pickle.loads(pickle.dumps(events)) == events
+    assert pickle.loads(pickle.dumps(engine.stats())) == engine.stats()
+    assert pickle.loads(pickle.dumps(engine.config)) == engine.config
+    assert pickle.loads(pickle.dumps(engine.model_config)) == engine.model_config
 
 
 def test_runs_leave_no_gradients_behind(make_engine):

@@ -1,4 +1,4 @@
-"""A result depends on the request alone: never on company, order of arrival, chunking, prefix hits or preemption."""
+"""A result depends on the request alone: never on company, arrival, prefill limits, prefix hits or preemption."""
 
 import dataclasses
 

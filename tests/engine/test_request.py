@@ -3,8 +3,11 @@
 import inspect
 import math
 import pickle
+from dataclasses import fields
 
+import numpy as np
 import pytest
+import torch
 from steerling.configs import GenerationConfig
 
 import engine
@@ -18,8 +21,10 @@ from engine import (
     InvalidRequest,
     InvalidValue,
     SamplingParams,
+    SteeringParams,
     Suppression,
 )
+from engine.request import MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,62 @@ def test_an_intervention_names_what_it_refuses(values):
         Intervention(**{"concept_ids": (1,), "strength": 2.0, **values})
     (field,) = values
     assert caught.value.param == f"steering.interventions.{field}"
+
+
+SMALLEST = {
+    SamplingParams: {},
+    Intervention: {"concept_ids": (1,), "strength": 2.0},
+    Suppression: {"concept_id": 1, "strength": 1.0},
+    SteeringParams: {},
+    AttributionParams: {},
+    GenerateRequest: {"prompt_token_ids": [1]},
+}
+FOREIGN = [
+    *(None, True, "3", b"3", 1.5, -1, 2**70, -(2**70), 10**400, 10**5000, math.nan, math.inf, -math.inf),
+    *(1e39, -1e39, 1e308, 5e-324, np.int64(1), np.float32(0.5), np.float64(0.5), np.bool_(True), np.array([1, 2])),
+    *(torch.tensor(1), torch.tensor([1, 2]), 1j, object(), int, [], {}, {1}, [None], [True], [1.5], {"a": 1.0}),
+    *({1: "a"}, {1: 1e39}, {True: 1.0}, {2**70: 1.0}, range(3), (i for i in range(3)), SamplingParams(), Intervention),
+]
+FIELDS = [(kind, item.name) for kind in SMALLEST for item in fields(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_field_takes_a_value_it_can_use_or_refuses_it_by_name(kind, name):
+    """A numpy float as top_p or an int of more than 64 bits got as far as a tensor in the middle of a pass, and the
+    error there ended the engine for everyone. Others raised AttributeError or OverflowError at once."""
+    for value in FOREIGN:
+        try:
+            made = kind(**{**SMALLEST[kind], name: value})
+        except InvalidValue as error:
+            assert name in error.param and len(str(error)) < 300
+        else:
+            assert type(getattr(made, name)).__module__ in ("builtins", "engine.request"), (name, value)
+
+
+def test_numbers_become_plain_floats_and_lists_copies_of_the_request_s_own():
+    """A list or mapping that its owner changed later was read when the request got its lane."""
+    assert type(SamplingParams(temperature=np.float64(0.5)).temperature) is float
+    ids, bias = [1, 2], {5: 1}
+    sampling = SamplingParams(stop_token_ids=ids, logit_bias=bias)
+    steered = Intervention(concept_ids=ids, weights=[1, -1], strength=1)
+    ids.append(10**6)
+    bias[10**6] = math.nan
+    assert (sampling.stop_token_ids, sampling.logit_bias) == ((1, 2), {5: 1.0})
+    assert (steered.concept_ids, steered.weights, type(steered.strength)) == ((1, 2), (1.0, -1.0), float)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "item", "most"),
+    [
+        (SteeringParams, "interventions", Intervention(concept_ids=(1,), strength=1.0), MAX_INTERVENTIONS),
+        (SteeringParams, "suppress", Suppression(concept_id=1, strength=1.0), MAX_SUPPRESSIONS),
+        (Intervention, "concept_ids", 1, MAX_CONCEPTS),
+    ],
+)
+def test_how_much_steering_one_request_may_ask_for_is_bounded(kind, name, item, most):
+    kind(**{**SMALLEST[kind], name: (item,) * most})
+    with pytest.raises(InvalidValue, match=rf"{name} h.* {most + 1} .*{most}$"):
+        kind(**{**SMALLEST[kind], name: (item,) * (most + 1)})
 
 
 def test_a_suppression_cannot_be_negative():
@@ -157,6 +218,16 @@ def test_requests_and_errors_survive_pickling():
         {"gpu_memory_fraction": 0.0},
         {"gpu_memory_fraction": 1.1},
         {"explain_interval_s": -1.0},
+        {"explain_interval_s": math.nan},
+        {"explain_interval_s": None},
+        {"num_pages": "3"},
+        {"num_pages": 2**40},
+        {"max_rows": True},
+        {"max_lanes": 8.0},
+        {"max_waiting": None},
+        {"share_prefixes": "no"},
+        {"gpu_memory_fraction": "1"},
+        {"device": None},
     ],
     ids=str,
 )

@@ -196,3 +196,24 @@ def test_the_chi_square_test_would_notice_another_temperature():
         ]
     )
     assert chi_square(counts, counts.mean(dim=0)) > bound(counts.shape[1] - 1)
+
+
+@pytest.mark.parametrize("mode", ["temperature", "entropy", "top_k"])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-6, 1e6, 1e30])
+@pytest.mark.parametrize("largest", [1.0, 1e30, 3e38])
+def test_no_temperature_and_no_logit_makes_a_banned_token_likely(mode, temperature, largest):
+    """A tiny temperature, or a huge bias divided by any, gave infinite logits and so NaN probabilities; the mask token
+    was drawn from them."""
+    values = {"temperature": {}, "entropy": {"entropy_sampling": True}, "top_k": {"top_k": 3}}[mode]
+    params = SamplingParams(temperature=temperature, **values)
+    logits = logits_of(1)
+    logits[0, 7], logits[0, 8] = largest, -largest
+    logits[0, [0, 20, VOCAB - 1]] = -math.inf
+    choice = choice_of(params)
+    probs = kept_probabilities(logits, choice)
+    assert probs.isfinite().all() and probs.sum() > 0
+    assert not probs[0, [0, 20, VOCAB - 1]].any()
+    tokens = choose_tokens(logits.expand(50, -1), choice_of(*[params] * 50), torch.linspace(0, 1, 51)[:50].double())
+    assert not set(tokens.tolist()) & {0, 20, VOCAB - 1}
+    if temperature < 1e-6 and mode != "entropy":
+        assert set(tokens.tolist()) == {int(logits.argmax())}

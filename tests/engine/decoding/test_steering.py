@@ -6,7 +6,7 @@ import pytest
 import torch
 from steerling.configs import SteeringConfig
 
-from engine.decoding.steering import injection, plan_steering, resolve_intervention, suppression
+from engine.decoding.steering import NO_CUTOFF, injection, plan_steering, resolve_intervention, suppression
 from engine.errors import InvalidValue
 from engine.model.weights import load_model
 from engine.request import GenerateRequest, Intervention, SteeringParams, Suppression
@@ -47,6 +47,31 @@ def test_weights_scale_the_embeddings_before_they_are_normalised(model, oracle):
     assert ours.alpha == pytest.approx(alpha, abs=1e-5)
 
 
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_only_the_ratio_of_weights_counts(model, factor):
+    """Huge weights overflowed the norm and tiny ones vanished beside its epsilon: both steered nowhere."""
+    one, scaled = (
+        resolve_intervention(model, Intervention(concept_ids=(3, 7), weights=weights, strength=5.0))
+        for weights in ((1.0, -0.25), (factor, -0.25 * factor))
+    )
+    torch.testing.assert_close(scaled[1], one[1], atol=1e-6, rtol=0)
+    assert scaled[0].alpha == pytest.approx(one[0].alpha, abs=1e-5)
+
+
+def test_weights_that_cancel_or_are_nought_steer_nowhere(model):
+    for ids, weights in (((3, 3), (1.0, -1.0)), ((3, 7), (0.0, 0.0))):
+        plan = plan_steering(
+            model,
+            SteeringParams(interventions=(Intervention(concept_ids=ids, weights=weights, strength=1e30),)),
+        )
+        assert not plan.vector_GD.any()
+
+
+def test_a_cutoff_past_every_length_never_cuts(model):
+    plan = plan_steering(model, SteeringParams(interventions=(steer(schedule="hard_cutoff", cutoff_tokens=10**30),)))
+    assert plan.cutoff_G.tolist() == [NO_CUTOFF]
+
+
 def test_suppression_is_the_package_s_logit_mask(model, oracle):
     theirs = oracle(RECIPE).generator._build_relu_mask({3: 20.0, 9: 1.5})
     ours = suppression(model, (Suppression(concept_id=3, strength=20.0), Suppression(concept_id=9, strength=1.5)))
@@ -63,8 +88,7 @@ def test_equal_layers_and_schedules_share_a_group_and_add_up(model):
     parts = [resolve_intervention(model, steer(concept_ids=(c,))) for c in (1, 2)]
     expected = sum(outcome.alpha * direction for outcome, direction in parts)
     torch.testing.assert_close(plan.vector_GD[0], expected, atol=1e-6, rtol=0)
-    assert plan.layer_G[:2].tolist() == [RECIPE.model_config.n_layers // 2, 2]
-    assert not plan.vector_GD[2:].any()
+    assert plan.layer_G.tolist() == [RECIPE.model_config.n_layers // 2, 2]
     assert len(plan.resolved) == 3
 
 
@@ -74,7 +98,8 @@ def test_eight_groups_fit_and_a_ninth_is_refused_by_name(model):
             interventions=tuple(steer(schedule="hard_cutoff", cutoff_tokens=n + 1) for n in range(count))
         )
 
-    assert plan_steering(model, groups(8)).vector_GD[:8].any(dim=1).all()
+    plan = plan_steering(model, groups(8))
+    assert plan.vector_GD.any(dim=1).all() and plan.cutoff_G.tolist() == list(range(1, 9))
     with pytest.raises(InvalidValue, match=r"9 .* at most 8") as caught:
         plan_steering(model, groups(9))
     assert caught.value.param == "steering.interventions"
@@ -98,6 +123,11 @@ class TestInjection:
 
     def test_only_masked_positions_are_steered(self):
         assert self.added(2, 0)[1] == [0.0, 0.0]
+
+    def test_a_direction_that_is_not_a_number_stays_where_it_is_asked_for(self):
+        """Times a mask of 0, NaN is NaN: one bad concept reached the pages of a prompt, which others share."""
+        inject = injection(self.vectors * torch.nan, self.layers, torch.full((1, 2), 9), torch.tensor([0]), self.masked)
+        assert inject(2, torch.ones(1, 3, 2)).isnan().any(dim=-1).tolist() == [[True, False, True]]
 
     @pytest.mark.parametrize(("committed", "first"), [(4, 1.0), (5, 0.0)])
     def test_a_cutoff_counts_the_tokens_committed_when_the_pass_begins(self, committed, first):

@@ -13,16 +13,16 @@ from engine.model.weights import public_name
 WIDTH, CONCEPTS = 24, 37
 
 
-def heads(use_attention, rank, chunk_size=4096, seed=0):
+def heads(use_attention, rank, slice_size=4096, seed=0):
     """The same random head, ours and the package's."""
-    ours = ConceptHead(CONCEPTS, WIDTH, use_attention=use_attention, rank=rank, pad_multiple=16, chunk_size=chunk_size)
+    ours = ConceptHead(CONCEPTS, WIDTH, use_attention=use_attention, rank=rank, pad_multiple=16, slice_size=slice_size)
     theirs = PackageHead(
         CONCEPTS,
         WIDTH,
         WIDTH,
         use_attention=use_attention,
         topk=5,
-        block_size=chunk_size,
+        block_size=slice_size,
         factorize=rank is not None,
         factorize_rank=rank or 1,
     )
@@ -57,10 +57,10 @@ def test_logits_and_embeddings_equal_the_package(use_attention, rank):
 
 
 @pytest.mark.parametrize(("use_attention", "rank"), FORMS)
-@pytest.mark.parametrize("chunk_size", [1, 7, 16, 4096])
+@pytest.mark.parametrize("slice_size", [1, 7, 16, 4096])
 @pytest.mark.parametrize("k", [1, 5, CONCEPTS, CONCEPTS + 9])
-def test_top_k_equals_sorting_everything_whatever_the_chunk(use_attention, rank, chunk_size, k):
-    ours, _ = heads(use_attention, rank, chunk_size)
+def test_top_k_equals_sorting_everything_whatever_the_slice(use_attention, rank, slice_size, k):
+    ours, _ = heads(use_attention, rank, slice_size)
     ids, logits = ours.top_k(hidden(), k)
     everything = ours.logits(hidden()).sort(dim=-1, descending=True, stable=True)
     assert torch.equal(ids, everything.indices[:, :k])
@@ -70,7 +70,7 @@ def test_top_k_equals_sorting_everything_whatever_the_chunk(use_attention, rank,
 @pytest.mark.parametrize(("use_attention", "rank"), FORMS)
 @pytest.mark.parametrize("k", [5, None])
 def test_features_equal_the_package(use_attention, rank, k):
-    ours, theirs = heads(use_attention, rank, chunk_size=16)
+    ours, theirs = heads(use_attention, rank, slice_size=16)
     theirs.topk = theirs.topk_features = k
     expected = theirs(hidden().unsqueeze(0)).features[0]
     torch.testing.assert_close(ours.features(hidden(), k), expected, atol=1e-5, rtol=0)
@@ -85,7 +85,7 @@ def test_padding_never_wins():
 
 
 def test_logits_are_clamped_as_in_the_package_and_clamped_ones_tie_to_the_lowest_id():
-    ours, theirs = heads(False, None, chunk_size=8)
+    ours, theirs = heads(False, None, slice_size=8)
     wide = 1000 * hidden(3)
     ids, logits = ours.top_k(wide, 8)
     expected = theirs.compute_logits_for_indices(wide, torch.arange(CONCEPTS).expand(3, -1))

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from engine.config import ConceptConfig, ModelConfig
+from engine.model.transformer import Transformer
 from engine.model.weights import load_model
 from tests.checkpoints import NO_ROPE, RECIPES
 
@@ -64,3 +66,22 @@ def test_a_block_sees_no_later_block(pair):
     cut = 2 * recipe.block
     whole = model.hidden_dense(torch.tensor([ids]))
     torch.testing.assert_close(whole[:, :cut], model.hidden_dense(torch.tensor([ids[:cut]])), atol=1e-5, rtol=0)
+
+
+def test_alignments_with_tokens_cover_every_token_of_a_large_vocabulary():
+    """A large vocabulary is converted to float32 in parts."""
+    config = ModelConfig(
+        vocab_size=20_000,
+        n_layers=1,
+        n_head=2,
+        n_kv_heads=1,
+        n_embd=8,
+        concept=ConceptConfig(concept_dim=8),
+        mask_token_id=2,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    transformer = Transformer(config, vocab_multiple=64).requires_grad_(False)
+    vectors = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    expected = vectors @ transformer.lm_head.weight[:20_000].T
+    torch.testing.assert_close(transformer.token_alignments(vectors), expected, atol=1e-5, rtol=0)

@@ -103,6 +103,46 @@ def test_a_folder_without_tensors_is_an_error(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", "{}", '{"weight_map": null}', '{"weight_map": {}}', '{"weight_map": ["a"]}', "\xff"]
+    + ['{"weight_map": {"a": 5}}', '{"weight_map": {"a": "../model.safetensors"}}'],
+)
+def test_an_index_that_is_none_is_an_error_that_names_it(tmp_path, text):
+    """A list, a number or a null in the index was an AttributeError or a TypeError."""
+    folder = replace(SMALL, num_shards=2).write(tmp_path)
+    (folder / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json is not a safetensors index"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_quantised_weights_are_an_error_that_names_tensor_and_dtype(tmp_path, dtype):
+    """Integers were taken for weights, and the model wrote nonsense."""
+    folder = write_with(tmp_path, lambda tensors: tensors.update({NAME: tensors[NAME].to(dtype)}))
+    with pytest.raises(CheckpointError, match=rf"{NAME} is stored as .*, not as BF16, F16, F32, F64"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_floats_of_every_other_width_load(tmp_path, dtype):
+    folder = write_with(tmp_path, lambda tensors: tensors.update({NAME: tensors[NAME].to(dtype)}))
+    assert load(folder).transformer.layers[1].mlp.up.weight.dtype is torch.float32
+
+
+def test_a_loaded_model_does_not_change_with_its_file(tmp_path):
+    """float32 weights were a view of the mapped file: training over a served checkpoint changed what was served, and
+    a shorter file ended the process with a bus error."""
+    ids = SMALL.plain_ids(20)
+    model = load(SMALL.write(tmp_path))
+    before = logits(model, ids)
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        length = file.seek(0, 2)
+        file.seek(0)
+        file.write(bytes(length))
+    assert torch.equal(logits(model, ids), before)
+
+
 def test_a_shard_that_the_index_names_but_nobody_wrote_is_an_error(tmp_path):
     replace(SMALL, num_shards=3).write(tmp_path)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
@@ -162,8 +202,60 @@ def test_a_flat_config_without_a_mask_id_is_an_error_that_names_it():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n_head", 5), ("n_kv_heads", 3), ("norm_order", "sandwich"), ("mask_token_id", 97), ("concept_dim", 31)],
+    [
+        *(("n_head", 5), ("n_kv_heads", 3), ("norm_order", "sandwich"), ("mask_token_id", 97), ("concept_dim", 31)),
+        *(("n_layers", 10**9), ("block_size", 10**12), ("intermediate_size", 0), ("norm_eps", -1.0), ("clip_qkv", 0)),
+        *(("rope_base", 0), ("factorize_rank", 0), ("unknown_topk", 0), ("n_unknown_concepts", 0)),
+    ],
 )
 def test_a_config_value_out_of_range_is_named(key, value):
     with pytest.raises(InvalidConfig, match=key if key != "n_head" else "n_embd"):
         ModelConfig.from_dict(SMALL.config() | {key: value})
+
+
+FOREIGN = ["3", 1.5, -1, [], {"a": 1}, float("nan"), "true", 10**30]
+
+
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+def test_a_config_value_of_the_wrong_type_is_named(layout):
+    """A string was compared with a number, true counted as 1, and a fraction reached torch."""
+    raw = replace(SMALL, layout=layout).config()
+    concept = raw if layout == "flat" else raw["concept"]
+    ours = {"concept", "interpretable", "instruct", "inject_alpha", "inject_layer", "max_concepts"}
+    for section in (raw, concept):
+        for key in sorted(set(section) - ours - {"store_unknown_weights"} - set(HUB_KEYS)):
+            is_number = isinstance(section[key], int | float) and not isinstance(section[key], bool)
+            wrong = [*FOREIGN[:1], *FOREIGN[3:5], *FOREIGN[6:7], True] if is_number else FOREIGN
+            for value in wrong:
+                section_before = section[key]
+                section[key] = value
+                name = "block_size" if key == "concept_block_size" else key
+                with pytest.raises(InvalidConfig, match=rf"^(concept )?{name} is "):
+                    ModelConfig.from_dict(raw)
+                section[key] = section_before
+
+
+HUB_KEYS = ("model_type", "architectures", "auto_map", "torch_dtype", "transformers_version")
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id", "eot_id", "bos_token_id"])
+def test_the_mask_is_no_other_special_token(name):
+    """With one id for mask and padding, positions past the limit were filled."""
+    raw = replace(SMALL, has_eot=True).config()
+    with pytest.raises(InvalidConfig, match=f"{name} and mask_token_id"):
+        ModelConfig.from_dict(raw | {name: raw["mask_token_id"]})
+
+
+def test_an_end_of_turn_that_is_never_chosen_is_refused():
+    raw = replace(SMALL, has_eot=True).config()
+    with pytest.raises(InvalidConfig, match="eot_id"):
+        ModelConfig.from_dict(raw | {"eot_id": raw["eos_token_id"]})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "5", '"x"', "[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}", "\xff"]
+)
+def test_a_config_that_is_no_object_is_an_error(tmp_path, text):
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidConfig, match=r"config\.json"):
+        ModelConfig.from_json(tmp_path)

@@ -17,8 +17,8 @@ from engine.config import EngineConfig
 from engine.request import FinishReason
 from engine.scheduling import (
     Admission,
-    BlockFinished,
-    BlockStarted,
+    CanvasFinished,
+    CanvasStarted,
     Change,
     Plan,
     PlannedRow,
@@ -288,8 +288,8 @@ class Driver:
         expected: list[Change] = []
         for block in blocks:
             canvas = sequence.canvas_range(block)
-            expected.append(BlockStarted(sequence, block, canvas.start, canvas.stop))
-            expected.append(BlockFinished(sequence, block, canvas.start, min(canvas.stop, stop)))
+            expected.append(CanvasStarted(sequence, block, canvas.start, canvas.stop))
+            expected.append(CanvasFinished(sequence, block, canvas.start, min(canvas.stop, stop)))
         assert self.changes[sequence.id] == expected + [SequenceFinished(sequence, reason)]
         assert sequence.num_blocks == len(blocks)
         if reason is FinishReason.LENGTH:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.request import FinishReason
-from engine.scheduling import BlockFinished, BlockStarted, SequenceFinished
+from engine.scheduling import CanvasFinished, CanvasStarted, SequenceFinished
 from tests.engine.scheduling.driver import Driver, Spec, ids, prompt_of, rows_of
 
 
@@ -47,7 +47,7 @@ def test_the_first_canvas_begins_where_the_prompt_ends(prompt_length, first_bloc
     assert [row.block for row in plan.denoise_rows] == [first_block]
     assert len(plan.prefill_rows) == prompt_length // 4
     sequence = driver.sequences["a"]
-    assert driver.changes["a"][0] == BlockStarted(sequence, first_block, start, (first_block + 1) * 4)
+    assert driver.changes["a"][0] == CanvasStarted(sequence, first_block, start, (first_block + 1) * 4)
 
 
 def test_a_finished_block_seals_in_the_first_denoising_step_of_the_next_one():
@@ -90,13 +90,13 @@ def test_changes_tell_each_canvas_once_and_in_order():
     sequence = driver.sequences["a"]
     driver.step()
     assert driver.changes["a"] == [
-        BlockStarted(sequence, 0, 1, 4),
-        BlockFinished(sequence, 0, 1, 4),
-        BlockStarted(sequence, 1, 4, 6),
+        CanvasStarted(sequence, 0, 1, 4),
+        CanvasFinished(sequence, 0, 1, 4),
     ]
     driver.step()
-    assert driver.changes["a"][3:] == [
-        BlockFinished(sequence, 1, 4, 6),
+    assert driver.changes["a"][2:] == [
+        CanvasStarted(sequence, 1, 4, 6),
+        CanvasFinished(sequence, 1, 4, 6),
         SequenceFinished(sequence, FinishReason.LENGTH),
     ]
 

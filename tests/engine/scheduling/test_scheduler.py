@@ -4,7 +4,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.request import FinishReason
-from engine.scheduling import BlockFinished, RowResult, Scheduler, SequenceFinished, Status
+from engine.scheduling import CanvasFinished, RowResult, Scheduler, SequenceFinished, Status
 from tests.engine.scheduling.driver import END, FIRST_WORD, Driver, Spec, ids, make_sequence, prompt_of
 
 
@@ -20,7 +20,7 @@ def test_an_end_token_costs_no_pass_for_what_lies_right_of_it():
     plan = scheduler.plan()
     assert [row.num_commits for row in plan.rows] == [1]
     changes = scheduler.apply(plan, [RowResult("a", ((0, 50),))])
-    assert changes == [BlockFinished(sequence, 0, 0, 1), SequenceFinished(sequence, FinishReason.STOP)]
+    assert changes == [CanvasFinished(sequence, 0, 0, 1), SequenceFinished(sequence, FinishReason.STOP)]
     assert sequence.text_token_ids == [50]
     assert not scheduler.has_work
 
@@ -39,7 +39,7 @@ def test_an_end_token_at_the_first_position_gives_an_empty_text():
     sequence = make_sequence(Spec(id="a", max_tokens=8))
     scheduler.add(sequence)
     changes = commit_by_hand(scheduler, (0, END))
-    assert changes[1:] == [BlockFinished(sequence, 0, 0, 0), SequenceFinished(sequence, FinishReason.STOP)]
+    assert changes[1:] == [CanvasFinished(sequence, 0, 0, 0), SequenceFinished(sequence, FinishReason.STOP)]
     assert sequence.text_token_ids == []
 
 

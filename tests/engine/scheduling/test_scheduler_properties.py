@@ -82,7 +82,7 @@ def preempt_one(driver: Driver, seed: int) -> None:
 @settings(deadline=None, max_examples=400)
 @given(SETTINGS, workloads(st.integers(-1, 1)), st.integers(0, 2**32))
 def test_every_request_ends_with_the_text_it_has_alone(setting, workload, preemption_seed):
-    """In any company, arrival, chunking and pool, and with preemptions between any two passes."""
+    """In any company, order of arrival, prefill limit and pool, and with preemptions between any two passes."""
     driver = setting.driver()
     for delay, spec in workload:
         for _ in range(delay):
