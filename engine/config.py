@@ -347,6 +347,8 @@ class EngineConfig:
     """Requests that may wait for a lane before QueueFull."""
     share_prefixes: bool = True
     """Let sequences with equal prefixes share the pages of their sealed blocks."""
+    use_graphs: bool = True
+    """On a GPU, capture passes as CUDA graphs. False runs them kernel by kernel, for profiling and debugging."""
     explain_interval_s: float = 0.05
     """Commits are explained at the latest this long after they are made, or when their block ends."""
 

@@ -58,45 +58,63 @@ def adjusted_logits(
     return logits.masked_fill_(banned_V | ends_RCV, NEGATIVE_INFINITY)
 
 
-def confidence(logits_RCV: Tensor) -> Tensor:
-    """Probability of the likeliest token at temperature 1, confidence_RC. NaN where everything is banned."""
-    return logits_RCV.softmax(dim=-1).amax(dim=-1)
+def confidence(
+    raw_RCV: Tensor,
+    masked_RC: Tensor,
+    position_RC: Tensor,
+    first_end_R: Tensor,
+    offset_RV: Tensor,
+    present_RV: Tensor,
+    penalty_R: Tensor,
+    banned_V: Tensor,
+    is_end_RV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Probability of the likeliest token at temperature 1, confidence_RC (float32), and is_finite_RC (bool).
+
+    Both after penalties and bans; end tokens are banned at positions below `first_end_R`. Zero and True at positions
+    that are not masked; zero and False where a raw logit is not finite or no token may be chosen.
+    """
+    is_early_RC = position_RC < first_end_R[:, None]
+    logits_RCV = adjusted_logits(
+        raw_RCV.float(), offset_RV, present_RV, penalty_R, banned_V, is_end_RV[:, None, :] & is_early_RC[:, :, None]
+    )
+    confidence_RC = logits_RCV.softmax(dim=-1).amax(dim=-1)
+    is_finite_RC = (raw_RCV.isfinite().all(dim=-1) & confidence_RC.isfinite()) | ~masked_RC
+    return torch.where(masked_RC & is_finite_RC, confidence_RC, 0.0), is_finite_RC
 
 
-def entropy_temperature(logits_MV: Tensor, top_p_M: Tensor) -> Tensor:
-    """The reference's entropy-adaptive temperature, temperature_M in [0.3, 0.7].
+def entropy_temperature(sorted_MV: Tensor, top_p_M: Tensor) -> Tensor:
+    """The reference's entropy-adaptive temperature, temperature_M in [0.3, 0.7], from logits in descending order.
 
     0.3 + 0.4 * min(1, H / ln(k)), with H the entropy and k the size of the nucleus, at least 2.
     """
-    probs_MV = logits_MV.softmax(dim=-1)
-    cumulative_MV = probs_MV.sort(dim=-1, descending=True).values.cumsum(dim=-1)
-    nucleus_M = ((cumulative_MV <= top_p_M[:, None]).sum(dim=-1) + 1).clamp(min=2)
+    probs_MV = sorted_MV.softmax(dim=-1)
+    nucleus_M = ((probs_MV.cumsum(dim=-1) <= top_p_M[:, None]).sum(dim=-1) + 1).clamp(min=2)
     entropy_M = -(probs_MV * torch.log(probs_MV + 1e-10)).sum(dim=-1)
     return _LOWEST_TEMPERATURE + _TEMPERATURE_RANGE * (entropy_M / nucleus_M.log()).clamp(max=1.0)
 
 
 def kept_probabilities(logits_MV: Tensor, choice: Choice) -> Tensor:
-    """Probabilities after temperature, min-p, top-k and top-p, not renormalised: float32 [M, V], zero where cut.
+    """Probabilities after temperature, min-p, top-k and top-p: float32 [M, V], zero where cut, in id order.
 
     Top-k and top-p break ties by the lowest id. Top-p keeps a token if the mass before it is at most top_p, as the
     reference does, so the likeliest token always stays.
     """
-    adaptive_M = entropy_temperature(logits_MV, choice.top_p_M)
+    # Temperature keeps the order, so one sort serves the nucleus, top-k and top-p.
+    sorted_MV, ids_MV = logits_MV.sort(dim=-1, descending=True, stable=True)
+    adaptive_M = entropy_temperature(sorted_MV, choice.top_p_M)
     temperature_M = torch.where(choice.is_entropy_M, adaptive_M, choice.temperature_M)
     temperature_M = torch.where(choice.is_greedy_M, 1.0, temperature_M).clamp(min=_SMALLEST_TEMPERATURE)
     # Relative to the largest, so that no quotient is +inf, which softmax makes NaN of.
-    relative_MV = logits_MV - logits_MV.amax(dim=-1, keepdim=True)
-    probs_MV = (relative_MV / temperature_M[:, None]).softmax(dim=-1)
-    largest_M = probs_MV.amax(dim=-1)
-    probs_MV = torch.where(probs_MV >= (choice.min_p_M * largest_M)[:, None], probs_MV, 0.0)
-    ranked = probs_MV.sort(dim=-1, descending=True, stable=True)
+    probs_MV = ((sorted_MV - sorted_MV[:, :1]) / temperature_M[:, None]).softmax(dim=-1)
     rank_V = torch.arange(probs_MV.shape[-1], device=probs_MV.device)
-    sorted_MV = torch.where(rank_V < choice.top_k_M[:, None], ranked.values, 0.0)
-    sorted_MV = sorted_MV / sorted_MV.sum(dim=-1, keepdim=True)
-    mass_before_MV = sorted_MV.cumsum(dim=-1) - sorted_MV
+    is_kept = (probs_MV >= choice.min_p_M[:, None] * probs_MV[:, :1]) & (rank_V < choice.top_k_M[:, None])
+    probs_MV = torch.where(is_kept, probs_MV, 0.0)
+    probs_MV = probs_MV / probs_MV.sum(dim=-1, keepdim=True)
+    mass_before_MV = probs_MV.cumsum(dim=-1) - probs_MV
     # The rounded sum may pass 1, which must not cut a tail that top_p = 1 keeps.
     is_kept = (mass_before_MV <= choice.top_p_M[:, None]) | (choice.top_p_M >= 1.0)[:, None]
-    return torch.zeros_like(probs_MV).scatter_(-1, ranked.indices, torch.where(is_kept, sorted_MV, 0.0))
+    return torch.zeros_like(probs_MV).scatter_(-1, ids_MV, torch.where(is_kept, probs_MV, 0.0))
 
 
 def choose_tokens(logits_MV: Tensor, choice: Choice, uniform_M: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Steering: directions and alphas from concepts, injection into the residual stream, suppression of logits.
 
-Shapes: R rows, C canvas positions, G groups, D model width, V vocabulary.
+Shapes: R rows, G groups, L layers, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..errors import InvalidValue
 from ..model.steerling import SteerlingModel
-from ..model.transformer import Inject
 from ..request import MAX_STEERING_GROUPS, Intervention, ResolvedIntervention, SteeringParams, Suppression
 
 SMALLEST_PEAK = 1e-6
@@ -108,20 +107,21 @@ def suppression(model: SteerlingModel, suppress: tuple[Suppression, ...]) -> Ten
     return (strength_K[:, None] * alignment_KV.clamp(min=0.0)).sum(dim=0)
 
 
-def injection(
-    vector_RGD: Tensor, layer_RG: Tensor, cutoff_RG: Tensor, num_committed_R: Tensor, masked_RC: Tensor
-) -> Inject:
-    """An `Inject` that adds each row's active groups at its masked positions.
+def added_by_layer(
+    vector_RGD: Tensor, layer_RG: Tensor, cutoff_RG: Tensor, num_committed_R: Tensor, num_layers: int
+) -> Tensor:
+    """What to add to the residual stream after each layer at masked positions, added_LRD (float32, contiguous).
 
     A group acts while the row's commits are fewer than its cutoff, after every layer i (from 0) with
-    i + 1 >= its layer. Rows without steering have zero vectors and are left unchanged.
+    i + 1 >= its layer. Rows without steering get zeros.
     """
+    layer_L = torch.arange(1, num_layers + 1, device=layer_RG.device)
     is_active_RG = num_committed_R[:, None] < cutoff_RG
+    acts_LRG = is_active_RG & (layer_RG <= layer_L[:, None, None])
+    return (acts_LRG.float().transpose(0, 1) @ vector_RGD).transpose(0, 1).contiguous()
 
-    def inject(layer: int, x_RCD: Tensor) -> Tensor:
-        acts_RG = is_active_RG & (layer_RG <= layer + 1)
-        added_RD = (vector_RGD * acts_RG[:, :, None]).sum(dim=1).to(x_RCD.dtype)
-        # Not a product with the mask: a NaN in a concept's embedding would reach pages that others share.
-        return torch.where(masked_RC[:, :, None], x_RCD + added_RD[:, None, :], x_RCD)
 
-    return inject
+def inject(x_RCD: Tensor, added_RD: Tensor, masked_RC: Tensor) -> Tensor:
+    """The residual stream with each row's `added_RD` at its masked positions."""
+    # Not a product with the mask: a NaN in a concept's embedding would reach pages that others share.
+    return torch.where(masked_RC[:, :, None], x_RCD + added_RD.to(x_RCD.dtype)[:, None, :], x_RCD)

@@ -13,6 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+PAGES_PER_SPLIT = 8
+"""Pages that one program of the attention kernel walks: 512 keys of Steerling-8B."""
+
+
+def num_splits_for(num_pages: int) -> int:
+    """Splits of a row with so many pages. It depends on the row's own length only, so results do too."""
+    return max(1, -(-num_pages // PAGES_PER_SPLIT))
+
 
 def block_causal_mask(length: int, block_size: int, device: torch.device | None = None) -> Tensor:
     """Bool mask_SS: True where query position i may attend key position j, block(j) <= block(i)."""

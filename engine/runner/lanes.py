@@ -25,9 +25,11 @@ class Lanes:
         context = -(-config.block_size // block_size) * block_size
         self.config = config
         self.device = device
+        self.idle_lane = num_lanes
+        """A lane of nobody: rows that fill a bucket stand on it, and writes that must not happen go to it."""
 
         def lane_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(num_lanes, *shape, dtype=dtype, device=device)
+            return torch.zeros(num_lanes + 1, *shape, dtype=dtype, device=device)
 
         self.token_ids_NS = lane_tensor(context, dtype=torch.int64)
         self.limit_N = lane_tensor(dtype=torch.int64)

@@ -6,6 +6,7 @@ M = D * K picks, V vocabulary, S positions of a context.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,26 @@ import torch
 from torch import Tensor
 
 from ..config import EngineConfig, ModelConfig
-from ..decoding import attribution, policies, sampler, steering
-from ..decoding.random import uniform
+from ..decoding import attribution
 from ..errors import InvalidConfig
-from ..model.attention import paged_attention
+from ..model import fused_support
+from ..model.attention import PAGES_PER_SPLIT
 from ..model.ranking import top_k_lowest_id
 from ..model.steerling import SteerlingModel
 from ..model.weights import load_model
 from ..request import ConceptContribution, TokenAttribution
 from ..scheduling import PlannedRow
-from .batch import Batch, make_batch
+from .backend import Backend, PlainBackend
+from .batch import Batch, RowTensors, make_batch, pack_rows
+from .graphs import GraphedPasses
 from .kv_cache import KVCache, page_bytes, plan_num_pages
 from .lanes import Lanes
+from .passes import Decision, PassProgram
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Triton comes with torch's CUDA builds and with no other."""
+if HAS_TRITON:
+    from .fused_backend import FusedBackend
 
 logger = logging.getLogger(__name__)
 
@@ -65,21 +74,6 @@ class KeptCommit:
     target_logit: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """Device tensors of one pass's choices."""
-
-    position_DK: Tensor
-    token_DK: Tensor
-    is_commit_DK: Tensor
-    confidence_DK: Tensor
-    target_logit_DK: Tensor
-    logprob_DK: Tensor
-    top_id_DKT: Tensor
-    top_logprob_DKT: Tensor
-    is_finite_D: Tensor
-
-
 class ModelRunner:
     """A model, its KV cache and its lanes on one device."""
 
@@ -98,9 +92,9 @@ class ModelRunner:
                 f"{engine.num_lanes} lanes and {engine.num_pages or 'the planned'} pages do not fit into the memory of "
                 f"{self.device}; lower max_lanes or num_pages ({error})"
             ) from error
-        self._banned_V = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self.device)
-        self._banned_V[list(self.config.banned_token_ids)] = True
-        self._offset_C = torch.arange(self.config.diff_block_size, device=self.device)
+        backend = self._make_backend()
+        self._program = PassProgram(model, self.lanes, backend)
+        self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
         logger.info(
             "%d pages of %d bytes, %d lanes, %s on %s",
             num_pages,
@@ -123,126 +117,47 @@ class ModelRunner:
         Writes the rows' pages, the lanes' canvases and kept hidden states. `num_logprobs` is the most that any
         row's request asks for.
         """
-        batch = make_batch(rows, num_logprobs, self.device)
-        position_RC = batch.block_R[:, None] * self.config.diff_block_size + self._offset_C
-        token_RC = self.lanes.token_ids_NS[batch.lane_R].gather(1, position_RC)
-        # Only canvases hold masks, and only below the limit: past it a lane holds padding.
-        masked_RC = token_RC == self.config.mask_token_id
-        hidden_RCD = self._forward(batch, token_RC, position_RC, masked_RC)
+        batch = make_batch(rows, num_logprobs)
+        decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
+        return [] if decision is None else self._read_back(batch, decision)
+
+    def _make_backend(self) -> Backend:
+        is_fused = HAS_TRITON and self.device.type == "cuda" and fused_support.is_supported(self.config)
+        kind = FusedBackend if is_fused else PlainBackend
+        return kind(self.model.transformer, self.cache)
+
+    def _run_plain(self, batch: Batch) -> Decision | None:
+        num_rows = len(batch.rows)
+        packed = pack_rows(
+            batch,
+            num_rows,
+            batch.num_pages,
+            idle_lane=self.lanes.idle_lane,
+            scratch_page=self.cache.scratch_page,
+        )
+        tensors = RowTensors.unpack(packed.to(self.device), num_rows)
+        canvas = self._program.forward(tensors)
         if batch.num_denoise == 0:
-            return []
-        num = batch.num_denoise
-        masked_DC = masked_RC[:num]
-        is_alike_D = masked_DC.sum(dim=-1) == batch.key_length_R[:num]
-        if not self.config.use_rope:
-            is_alike_D = torch.ones_like(is_alike_D)
-        hidden_DCD = policies.share_hidden(hidden_RCD[:num], masked_DC, is_alike_D)
-        decision = self._decide(batch, hidden_DCD, position_RC[:num], masked_DC)
-        self._commit(batch, decision, hidden_DCD, position_RC[:num])
-        return self._read_back(batch, decision)
+            return None
+        return self._program.decide(tensors, canvas, batch.num_denoise, batch.num_picks)
 
-    def _forward(self, batch: Batch, token_RC: Tensor, position_RC: Tensor, masked_RC: Tensor) -> Tensor:
-        lanes, cache = self.lanes, self.cache
-
-        def attend(layer: int, q_RCHE: Tensor, k_RCGE: Tensor, v_RCGE: Tensor) -> Tensor:
-            # All rows write before any attends: a seal row's block is read by the next block's row in this pass.
-            cache.write(layer, batch.page_R, k_RCGE, v_RCGE)
-            return paged_attention(
-                q_RCHE, cache.k_LPCGE[layer], cache.v_LPCGE[layer], batch.page_table_RB, batch.key_length_R
-            )
-
-        inject = steering.injection(
-            lanes.vector_NGD[batch.lane_R],
-            lanes.layer_NG[batch.lane_R],
-            lanes.cutoff_NG[batch.lane_R],
-            lanes.num_committed_N[batch.lane_R],
-            masked_RC,
-        )
-        hidden_RCD: Tensor = self.model.transformer(token_RC, position_RC, attend, inject)
-        return hidden_RCD
-
-    def _decide(self, batch: Batch, hidden_DCD: Tensor, position_DC: Tensor, masked_DC: Tensor) -> _Decision:
-        lanes, lane_D = self.lanes, batch.lane_R[: batch.num_denoise]
-        composed = self.model.compose(hidden_DCD.flatten(0, 1)).view_as(hidden_DCD)
-        raw_DCV = self.model.transformer.logits(composed).float()
-        logits_DCV = sampler.adjusted_logits(
-            raw_DCV,
-            lanes.offset_NV[lane_D],
-            sampler.presence(lanes.token_ids_NS[lane_D], self.config.vocab_size),
-            lanes.penalty_N[lane_D],
-            self._banned_V,
-            lanes.is_end_NV[lane_D][:, None, :] & (position_DC < lanes.first_end_N[lane_D, None])[:, :, None],
-        )
-        confidence_DC = sampler.confidence(logits_DCV)
-        is_finite_DC = raw_DCV.isfinite().all(dim=-1) & confidence_DC.isfinite()
-        is_finite_D = (is_finite_DC | ~masked_DC).all(dim=-1)
-        confidence_DC = confidence_DC.nan_to_num(0.0)
-        quota_D = batch.quota_R[: batch.num_denoise] * is_finite_D
-        pick_DK, is_commit_DK = policies.most_confident(confidence_DC, masked_DC, quota_D, batch.num_picks)
-        position_DK = position_DC.gather(1, pick_DK)
-        token_DK = self._choose(lane_D, _at(logits_DCV, pick_DK), position_DK)
-        raw_DKV = _at(raw_DCV, pick_DK)
-        logprobs_DKV = raw_DKV.log_softmax(dim=-1)
-        top_id_DKT = _top_ids(logprobs_DKV, batch.num_logprobs)
-        return _Decision(
-            position_DK=position_DK,
-            token_DK=token_DK,
-            is_commit_DK=is_commit_DK,
-            confidence_DK=confidence_DC.gather(1, pick_DK),
-            target_logit_DK=raw_DKV.gather(2, token_DK[:, :, None]).squeeze(-1),
-            logprob_DK=logprobs_DKV.gather(2, token_DK[:, :, None]).squeeze(-1),
-            top_id_DKT=top_id_DKT,
-            top_logprob_DKT=logprobs_DKV.gather(2, top_id_DKT),
-            is_finite_D=is_finite_D,
+    @torch.no_grad()
+    def _capture(self, engine: EngineConfig) -> GraphedPasses:
+        longest = -(-self.config.block_size // self.config.diff_block_size)
+        lengths = tuple(sorted({min(PAGES_PER_SPLIT, longest), longest}))
+        return GraphedPasses(
+            self._program,
+            max_rows=engine.max_rows,
+            table_lengths=lengths,
+            scratch_page=self.cache.scratch_page,
         )
 
-    def _choose(self, lane_D: Tensor, logits_DKV: Tensor, position_DK: Tensor) -> Tensor:
-        """Tokens for the picks, token_DK; entries that are no pick get some valid token."""
-        lanes = self.lanes
-        lane_M = lane_D[:, None].expand_as(position_DK).flatten()
-        choice = sampler.Choice(
-            temperature_M=lanes.temperature_N[lane_M],
-            top_p_M=lanes.top_p_N[lane_M],
-            top_k_M=lanes.top_k_N[lane_M],
-            min_p_M=lanes.min_p_N[lane_M],
-            is_entropy_M=lanes.is_entropy_N[lane_M],
-            is_greedy_M=lanes.is_greedy_N[lane_M],
-        )
-        uniform_M = uniform(lanes.seed_N[lane_M], position_DK.flatten(), lanes.choice_index_N[lane_M])
-        # Rows that are not finite commit nothing, but their NaN must not reach an index.
-        logits_MV = logits_DKV.flatten(0, 1).nan_to_num(nan=0.0, neginf=sampler.NEGATIVE_INFINITY)
-        return sampler.choose_tokens(logits_MV, choice, uniform_M).view_as(position_DK)
-
-    def _commit(self, batch: Batch, decision: _Decision, hidden_DCD: Tensor, position_DC: Tensor) -> None:
-        """Write the commits into the lanes, then the end-of-turn rule."""
-        lanes, config = self.lanes, self.config
-        lane_D = batch.lane_R[: batch.num_denoise]
-        lane_DK = lane_D[:, None].expand_as(decision.position_DK)
-        is_commit, position_DK = decision.is_commit_DK, decision.position_DK
-        before_DK = lanes.token_ids_NS[lane_DK, position_DK]
-        lanes.token_ids_NS[lane_DK, position_DK] = torch.where(is_commit, decision.token_DK, before_DK)
-        lanes.num_committed_N[lane_D] += is_commit.sum(dim=-1)
-        offset_DK = position_DK % config.diff_block_size
-        kept_DKE = torch.where(is_commit[:, :, None], _at(hidden_DCD, offset_DK), lanes.hidden_NCD[lane_DK, offset_DK])
-        lanes.hidden_NCD[lane_DK, offset_DK] = kept_DKE
-        is_end_DK = is_commit & lanes.is_end_NV[lane_DK, decision.token_DK]
-        limit_D = lanes.limit_N[lane_D]
-        found_D = torch.where(is_end_DK, position_DK, limit_D[:, None]).amin(dim=-1)
-        end_D = torch.minimum(lanes.end_N[lane_D], found_D)
-        lanes.end_N[lane_D] = end_D
-        canvas_DC = lanes.token_ids_NS[lane_D].gather(1, position_DC)
-        is_past_DC = (position_DC > end_D[:, None]) & (position_DC < limit_D[:, None])
-        canvas_DC = torch.where(is_past_DC, config.eos_token_id, canvas_DC)
-        lanes.token_ids_NS[lane_D[:, None], position_DC] = canvas_DC
-
-    def _read_back(self, batch: Batch, decision: _Decision) -> list[RowOutcome]:
-        position, token, is_commit = (
-            t.tolist() for t in (decision.position_DK, decision.token_DK, decision.is_commit_DK)
-        )
-        confidence, target, logprob = (
-            t.tolist() for t in (decision.confidence_DK, decision.target_logit_DK, decision.logprob_DK)
-        )
-        top_id, top_logprob = decision.top_id_DKT.tolist(), decision.top_logprob_DKT.tolist()
+    def _read_back(self, batch: Batch, decision: Decision) -> list[RowOutcome]:
+        chosen = torch.stack((decision.position_DK, decision.token_DK, decision.is_commit_DK.long()))
+        values = torch.stack((decision.confidence_DK, decision.target_logit_DK, decision.logprob_DK))
+        top_id, top_logprob = _top_logprobs(decision.raw_DKV, batch.num_logprobs)
+        position, token, is_commit = chosen.tolist()
+        confidence, target, logprob = values.tolist()
         is_finite = decision.is_finite_D.tolist()
         outcomes = []
         for d, row in enumerate(batch.rows[: batch.num_denoise]):
@@ -312,16 +227,15 @@ def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
     return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[engine.dtype]
 
 
-def _at(values_DCX: Tensor, offset_DK: Tensor) -> Tensor:
-    """Vectors of chosen canvas positions: [D, C, X] and [D, K] -> [D, K, X]."""
-    return values_DCX.gather(1, offset_DK[:, :, None].expand(-1, -1, values_DCX.shape[-1]))
-
-
-def _top_ids(logprobs_DKV: Tensor, num: int) -> Tensor:
+def _top_logprobs(raw_DKV: Tensor, num: int) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    """Ids and log-probabilities of the `num` likeliest tokens of each pick, best first."""
     if num == 0:
-        return logprobs_DKV.new_zeros(*logprobs_DKV.shape[:2], 0, dtype=torch.int64)
-    flat = top_k_lowest_id(logprobs_DKV.flatten(0, 1), num)
-    return flat.view(*logprobs_DKV.shape[:2], flat.shape[-1])
+        none: list[list[list[int]]] = [[[] for _ in range(raw_DKV.shape[1])] for _ in range(raw_DKV.shape[0])]
+        return none, [[[] for _ in picks] for picks in none]
+    logprobs_MV = raw_DKV.flatten(0, 1).log_softmax(dim=-1)
+    id_MT = top_k_lowest_id(logprobs_MV, num)
+    shape = (*raw_DKV.shape[:2], id_MT.shape[-1])
+    return id_MT.view(shape).tolist(), logprobs_MV.gather(1, id_MT).view(shape).tolist()
 
 
 def _contributions(part: attribution.HeadExplanation, top_k: list[int | None]) -> list[tuple[ConceptContribution, ...]]:

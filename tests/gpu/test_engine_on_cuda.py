@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -60,8 +61,13 @@ def model() -> SteerlingModel:
     return model
 
 
-def run(model: SteerlingModel, device: str, dtype: torch.dtype, requests: list[GenerateRequest]) -> list[Output]:
-    engine = Engine(copy.deepcopy(model).to(device, dtype), EngineConfig(num_pages=64, max_rows=8))
+def run(
+    model: SteerlingModel, device: str, dtype: torch.dtype, requests: list[GenerateRequest], **settings: object
+) -> list[Output]:
+    moved = copy.deepcopy(model).to(device, dtype)
+    if moved.transformer.rotary is not None:
+        moved.transformer.rotary.float()
+    engine = Engine(moved, EngineConfig(num_pages=64, max_rows=8, **settings))  # type: ignore[arg-type]
     outputs = engine.generate(requests)
     engine.check_integrity()
     return outputs
@@ -102,10 +108,19 @@ def test_paged_attention_equals_its_slow_twin_in_bfloat16() -> None:
     torch.testing.assert_close(fast, slow, atol=2e-2, rtol=2e-2)
 
 
-def test_float32_gives_the_same_commits_as_on_the_cpu(model: SteerlingModel) -> None:
-    requests = mixed_requests()
+@pytest.mark.parametrize("use_graphs", [False, True])
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+def test_float32_gives_the_same_commits_as_on_the_cpu(
+    model: SteerlingModel, use_graphs: bool, tokens_per_step: int
+) -> None:
+    requests = [
+        dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, tokens_per_step=tokens_per_step))
+        for request in mixed_requests()
+    ]
     for on_cpu, on_gpu in zip(
-        run(model, "cpu", torch.float32, requests), run(model, "cuda", torch.float32, requests), strict=True
+        run(model, "cpu", torch.float32, requests),
+        run(model, "cuda", torch.float32, requests, use_graphs=use_graphs),
+        strict=True,
     ):
         assert on_gpu.token_ids == on_cpu.token_ids
         for ours, theirs in zip(on_gpu.commits, on_cpu.commits, strict=True):

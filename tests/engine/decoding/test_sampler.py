@@ -110,7 +110,7 @@ def test_a_token_without_probability_is_never_chosen(seed, scale, number, mode):
 @pytest.mark.parametrize("top_p", [0.1, 0.8, 1.0])
 def test_the_adaptive_temperature_rises_with_entropy_from_three_to_seven_tenths(top_p):
     flat, sharp = torch.zeros(1, VOCAB), torch.zeros(1, VOCAB)
-    sharp[0, 0] = 60.0
+    sharp[0, 0] = 60.0  # the largest first, as the function wants them
     bound = torch.tensor([top_p])
     assert float(entropy_temperature(sharp, bound)) == pytest.approx(0.3, abs=1e-4)
     assert float(entropy_temperature(flat, bound)) == pytest.approx(0.7, abs=0.01)
@@ -133,9 +133,44 @@ def test_presence_marks_what_occurs_in_each_sequence():
     assert [row.nonzero().flatten().tolist() for row in present] == [[1, 4], [0, 2]]
 
 
-def test_confidence_is_the_probability_of_the_likeliest_token():
-    logits = torch.tensor([[[0.0, math.log(3.0), -math.inf]]])
-    assert float(confidence(logits)) == pytest.approx(0.75)
+def confidence_of(raw, masked, *, first_end=0, is_end=None, banned=()):
+    """Confidences and finiteness of one row's positions."""
+    vocab_size = raw.shape[-1]
+    banned_V = torch.zeros(vocab_size, dtype=torch.bool)
+    banned_V[list(banned)] = True
+    nothing = torch.zeros(1, vocab_size)
+    values, is_finite = confidence(
+        raw[None],
+        torch.tensor([masked]),
+        torch.arange(len(masked))[None],
+        torch.tensor([first_end]),
+        nothing,
+        nothing.bool(),
+        torch.ones(1),
+        banned_V,
+        nothing.bool() if is_end is None else torch.tensor([is_end]),
+    )
+    return values[0].tolist(), is_finite[0].tolist()
+
+
+def test_confidence_is_the_probability_of_the_likeliest_token_at_masked_positions():
+    raw = torch.tensor([[0.0, math.log(3.0), 0.0], [5.0, 0.0, 0.0]])
+    values, is_finite = confidence_of(raw, [True, False], banned=[2])
+    assert values == [pytest.approx(0.75), 0.0]
+    assert is_finite == [True, True]
+
+
+def test_an_end_token_counts_only_from_the_first_position_where_it_may_stand():
+    raw = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+    values, _ = confidence_of(raw, [True, True], first_end=1, is_end=[True, False])
+    assert values == [pytest.approx(1.0), pytest.approx(0.5)]
+
+
+def test_a_position_is_not_finite_if_a_logit_is_not_or_everything_is_banned():
+    raw = torch.tensor([[0.0, math.nan], [0.0, math.inf], [0.0, 0.0]])
+    assert confidence_of(raw, [True, True, True])[1] == [False, False, True]
+    assert confidence_of(raw, [False, True, True])[1] == [True, False, True]
+    assert confidence_of(raw[2:], [True], banned=[0, 1]) == ([0.0], [False])
 
 
 def chi_square(counts, expected):

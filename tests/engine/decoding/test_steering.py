@@ -6,7 +6,14 @@ import pytest
 import torch
 from steerling.configs import SteeringConfig
 
-from engine.decoding.steering import NO_CUTOFF, injection, plan_steering, resolve_intervention, suppression
+from engine.decoding.steering import (
+    NO_CUTOFF,
+    added_by_layer,
+    inject,
+    plan_steering,
+    resolve_intervention,
+    suppression,
+)
 from engine.errors import InvalidValue
 from engine.model.weights import load_model
 from engine.request import GenerateRequest, Intervention, SteeringParams, Suppression
@@ -105,41 +112,38 @@ def test_eight_groups_fit_and_a_ninth_is_refused_by_name(model):
     assert caught.value.param == "steering.interventions"
 
 
-class TestInjection:
+class TestAddedByLayer:
     layers: ClassVar = torch.tensor([[1, 3]])
     vectors: ClassVar = torch.tensor([[[1.0, 0.0], [0.0, 10.0]]])
-    masked: ClassVar = torch.tensor([[True, False, True]])
 
-    def added(self, layer, num_committed, cutoffs=(2**62, 2**62)):
-        inject = injection(
-            self.vectors, self.layers, torch.tensor([cutoffs]), torch.tensor([num_committed]), self.masked
-        )
-        return inject(layer, torch.zeros(1, 3, 2))[0].tolist()
+    def added(self, num_committed, cutoffs=(2**62, 2**62)):
+        added = added_by_layer(self.vectors, self.layers, torch.tensor([cutoffs]), torch.tensor([num_committed]), 3)
+        return added[:, 0].tolist()
 
     def test_layers_count_from_one(self):
-        assert self.added(0, 0) == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
-        assert self.added(1, 0)[0] == [1.0, 0.0]
-        assert self.added(2, 0)[0] == [1.0, 10.0]
-
-    def test_only_masked_positions_are_steered(self):
-        assert self.added(2, 0)[1] == [0.0, 0.0]
-
-    def test_a_direction_that_is_not_a_number_stays_where_it_is_asked_for(self):
-        """Times a mask of 0, NaN is NaN: one bad concept reached the pages of a prompt, which others share."""
-        inject = injection(self.vectors * torch.nan, self.layers, torch.full((1, 2), 9), torch.tensor([0]), self.masked)
-        assert inject(2, torch.ones(1, 3, 2)).isnan().any(dim=-1).tolist() == [[True, False, True]]
+        assert self.added(0) == [[1.0, 0.0], [1.0, 0.0], [1.0, 10.0]]
 
     @pytest.mark.parametrize(("committed", "first"), [(4, 1.0), (5, 0.0)])
     def test_a_cutoff_counts_the_tokens_committed_when_the_pass_begins(self, committed, first):
-        assert self.added(2, committed, (5, 2**62))[0] == [first, 10.0]
+        assert self.added(committed, (5, 2**62))[2] == [first, 10.0]
 
     def test_rows_have_their_own_schedules(self):
-        inject = injection(
+        added_LRD = added_by_layer(
             self.vectors.expand(2, -1, -1),
             self.layers.expand(2, -1),
             torch.tensor([[1, 1], [9, 9]]),
             torch.tensor([3, 3]),
-            self.masked.expand(2, -1),
+            3,
         )
-        x = inject(2, torch.zeros(2, 3, 2))
-        assert not x[0].any() and x[1].any()
+        assert not added_LRD[:, 0].any() and added_LRD[2, 1].all()
+
+
+def test_only_masked_positions_are_steered():
+    x = inject(torch.zeros(1, 3, 2), torch.tensor([[1.0, 10.0]]), torch.tensor([[True, False, True]]))
+    assert x[0].tolist() == [[1.0, 10.0], [0.0, 0.0], [1.0, 10.0]]
+
+
+def test_a_direction_that_is_not_a_number_stays_where_it_is_asked_for():
+    """Times a mask of 0, NaN is NaN: one bad concept reached the pages of a prompt, which others share."""
+    x = inject(torch.ones(1, 3, 2), torch.full((1, 2), torch.nan), torch.tensor([[True, False, True]]))
+    assert x.isnan().any(dim=-1).tolist() == [[True, False, True]]
