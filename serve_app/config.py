@@ -1,0 +1,139 @@
+"""Settings of the application: what `args` of a deploy file may say. The only reader of the environment.
+
+Ray Serve ignores fields it does not know; here an unknown one is an error that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from engine import EngineConfig
+
+DEMO_CHECKPOINT = Path(__file__).resolve().parents[1] / "demo_model" / "steerling-demo"
+"""The small trained model that ships beside this package."""
+
+
+class StrictModel(BaseModel):
+    """Refuses unknown keys and never changes after it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _reject_unknown_engine_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        known = {field.name for field in fields(EngineConfig)}
+        unknown = sorted(str(key) for key in value if key not in known)
+        if unknown:
+            raise ValueError(f"engine has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return value
+
+
+class ActorOptions(StrictModel):
+    """What Ray reserves for one replica."""
+
+    num_cpus: float = Field(default=0, ge=0)
+    """CPUs to reserve. 0 lets the application start on a machine of any size."""
+    num_gpus: float | None = Field(default=None, ge=0)
+    """GPUs to reserve. None: 1 where the engine's device asks for one or is `auto` and the cluster has one."""
+    memory: float | None = Field(default=None, gt=0)
+    """Bytes of memory to reserve."""
+    accelerator_type: str | None = None
+    """Only nodes with this accelerator."""
+    resources: dict[str, float] | None = None
+    """Custom resources to reserve."""
+
+
+class EngineServerSettings(StrictModel):
+    """The deployment that hosts one engine a replica."""
+
+    num_replicas: int = Field(default=1, ge=1)
+    ray_actor_options: ActorOptions = ActorOptions()
+    max_ongoing_requests: int = Field(default=8192, ge=1)
+    """Above lanes plus `engine.max_waiting`, so that the engine's own queue is the one that says "full"."""
+    coalesce_interval_s: float = Field(default=0.05, ge=0)
+    """Events leave the replica at once if they are a request's first or end a block, else this long after the last."""
+    warm_up_tokens: int = Field(default=8, ge=0)
+    """Tokens generated once before the replica says it is ready; 0 skips it."""
+    graceful_shutdown_timeout_s: float = Field(default=20.0, ge=0)
+    """How long running requests may go on when the replica is told to leave."""
+
+
+class Limits(StrictModel):
+    """What one HTTP request may ask for, beside what the model's context allows."""
+
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1)
+    """Larger bodies get a 413."""
+    max_prompts: int = Field(default=32, ge=1)
+    """Prompts in one request."""
+
+
+class IngressSettings(StrictModel):
+    """The deployment that speaks HTTP."""
+
+    num_replicas: int = Field(default=1, ge=1)
+    ray_actor_options: ActorOptions = ActorOptions(num_gpus=0)
+    max_ongoing_requests: int = Field(default=8192, ge=1)
+    ready_timeout_s: float = Field(default=2.0, gt=0)
+    """How long `/ready` waits for an engine replica's answer."""
+    limits: Limits = Limits()
+
+
+class AppConfig(StrictModel):
+    """`args` of the application `serve_app.app:build_app`."""
+
+    model: str | None = None
+    """Folder of a checkpoint, or a hub id such as `guidelabs/steerling-8b`. None: the demo model that ships."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub id."""
+    model_id: str | None = Field(default=None, min_length=1)
+    """Name that clients use. None: the last part of `model`."""
+    engine: Annotated[EngineConfig, BeforeValidator(_reject_unknown_engine_keys)] = EngineConfig()
+    """How each engine runs the checkpoint."""
+    engine_server: EngineServerSettings = EngineServerSettings()
+    ingress: IngressSettings = IngressSettings()
+
+    @property
+    def checkpoint(self) -> str:
+        """Folder or hub id; an existing folder as an absolute path, since replicas run in folders of their own."""
+        if self.model is None:
+            return str(DEMO_CHECKPOINT)
+        folder = Path(self.model).expanduser()
+        return str(folder.resolve()) if folder.is_dir() else self.model
+
+    @property
+    def served_model_id(self) -> str:
+        """The id under which `/v1/models` lists the model."""
+        return self.model_id or Path(self.checkpoint).name
+
+
+def local_cluster_environment(marker: str) -> dict[str, str]:
+    """Environment for a Ray cluster of our own on this machine, reachable from this machine only.
+
+    `marker` is an assignment `NAME=value` that every process of the cluster inherits, by which they are found again.
+    """
+    environment = dict(os.environ)
+    # An address of some other cluster must not capture ours.
+    environment.pop("RAY_ADDRESS", None)
+    name, _, value = marker.partition("=")
+    root = str(Path(__file__).resolve().parents[1])
+    search_path = [root, *filter(None, [environment.get("PYTHONPATH")])]
+    environment |= {
+        name: value,
+        "PYTHONPATH": os.pathsep.join(search_path),
+        "PYTHONUNBUFFERED": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # On Linux this makes Ray's own processes use 127.0.0.1 instead of the network interface's address.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+    if "RAY_AUTH_MODE" not in environment:
+        # Replicas also take calls, as pickles, on a port of every network interface. A token that only this cluster
+        # knows keeps others out, and keeps Ray from writing one of its own into the home folder.
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return environment

@@ -1,0 +1,209 @@
+"""Stand-ins for parts that are slow or need a device, with the same surface and no patches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+from engine import (
+    BlockFinished,
+    BlockStarted,
+    Commit,
+    Committed,
+    ConceptContribution,
+    EngineStats,
+    EngineStopped,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelConfig,
+    NonFiniteLogits,
+    Output,
+    QueueFull,
+    ResolvedIntervention,
+    Started,
+    TokenAttribution,
+    Unsupported,
+)
+from engine.admission import check_request
+
+NUM_PAGES = 64
+
+
+class FakeEngine:
+    """AsyncEngine without a model: a token follows from the prompt, the seed, the steering and its position alone.
+
+    `script` gives the generated tokens instead, over and over. `before` is awaited before each batch of events with
+    the request and the batch's number; it may raise, or wait for ever. `error` is what requests end with, if anything.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        *,
+        script: Sequence[int] = (),
+        before: Callable[[GenerateRequest, int], Awaitable[None]] | None = None,
+        error: str | None = None,
+    ) -> None:
+        self.model_config = model_config
+        self.script, self.before, self.error = script, before, error
+        self.requests: list[GenerateRequest] = []
+        self.running: set[str | None] = set()
+        self.aborted: list[str | None] = []
+        self.failure: Exception | None = None
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path, config: object = None, *, recorder: object = None) -> FakeEngine:
+        return cls(ModelConfig.from_json(path))
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[Event, ...]]:
+        check_request(request, self.model_config, num_pages=NUM_PAGES)
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        is_finished = False
+        try:
+            for number, events in enumerate(self._events(request)):
+                if self.before is not None:
+                    await self.before(request, number)
+                await asyncio.sleep(0)
+                is_finished = isinstance(events[-1], Finished)
+                yield events
+        finally:
+            self.running.discard(request.request_id)
+            if not is_finished:
+                self.aborted.append(request.request_id)
+
+    async def stats(self) -> EngineStats:
+        self.check_health()
+        running = len(self.running)
+        return EngineStats(0, running, NUM_PAGES, NUM_PAGES, NUM_PAGES - running, 0, running)
+
+    async def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: str = "known") -> list[tuple[int, float]]:
+        return [((concept_id + i) % self.model_config.vocab_size, 3.0 - i / 8) for i in range(k)]
+
+    def check_health(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self) -> None:
+        self.running.clear()
+
+    def _events(self, request: GenerateRequest) -> Iterator[tuple[Event, ...]]:
+        """Batches of events: one a denoising step, positions in a scrambled order."""
+        size, start = self.model_config.diff_block_size, len(request.prompt_token_ids)
+        end, seed = start + request.max_tokens, request.sampling.seed or 0
+        request_id = request.request_id or "fake"
+        steering = self._resolve(request)
+        commits: list[Commit] = []
+        text_end = end
+        yield (Started(request_id, seed, size, start, start % size, 0, steering),)
+        for block in range(start // size, -(-end // size)):
+            first, last = max(block * size, start), min(block * size + size, end)
+            if first >= text_end:
+                break
+            yield (BlockStarted(request_id, block, first, last),)
+            order = sorted(range(first, last), key=lambda position: zlib.crc32(b"%d" % position))
+            while order := [position for position in order if position < text_end]:
+                chosen, order = order[: request.sampling.tokens_per_step], order[request.sampling.tokens_per_step :]
+                new = [self._commit(request, position, len(commits)) for position in chosen]
+                commits += new
+                ends = [c.position for c in new if c.token_id in self._end_ids(request)]
+                text_end = min([text_end, *ends])
+                yield (Committed(request_id, block, tuple(new)),)
+            yield (BlockFinished(request_id, block, first, min(last, text_end)),)
+        token_of = {commit.position: commit.token_id for commit in commits}
+        reason = FinishReason.STOP if text_end < end else FinishReason.LENGTH
+        output = Output(
+            request_id=request_id,
+            token_ids=tuple(token_of[position] for position in range(start, text_end)),
+            finish_reason=FinishReason.ERROR if self.error else reason,
+            commits=tuple(commits),
+            num_forward_passes=len(commits) + 1,
+            num_denoising_steps=len(commits),
+            num_blocks=1 + max((c.position for c in commits), default=start) // size - start // size,
+            num_prompt_tokens=start,
+            num_cached_tokens=0,
+            num_preemptions=0,
+            seed=seed,
+            steering=steering,
+            error=self.error,
+        )
+        yield (Finished(request_id, output),)
+
+    def _end_ids(self, request: GenerateRequest) -> set[int | None]:
+        eot = None if request.sampling.ignore_eos else self.model_config.eot_id
+        return {*request.sampling.stop_token_ids, eot}
+
+    def _resolve(self, request: GenerateRequest) -> tuple[ResolvedIntervention, ...]:
+        return tuple(
+            ResolvedIntervention(
+                item.concept_ids,
+                item.weights or (1.0,) * len(item.concept_ids),
+                item.strength / 2,
+                2.0,
+                self.model_config.n_layers // 2 if item.layer is None else item.layer,
+                item.schedule,
+                item.cutoff_tokens,
+            )
+            for item in (request.steering.interventions if request.steering else ())
+        )
+
+    def _commit(self, request: GenerateRequest, position: int, step: int) -> Commit:
+        generated = position - len(request.prompt_token_ids)
+        key = repr((request.prompt_token_ids, request.sampling.seed, request.steering, position)).encode()
+        token_id = zlib.crc32(key) % (self.model_config.vocab_size - 8)
+        if self.script:
+            token_id = self.script[generated % len(self.script)]
+        return Commit(position, token_id, step, 0.9, 5.0 + token_id / 7, -0.25, (), self._explain(request, token_id))
+
+    def _explain(self, request: GenerateRequest, token_id: int) -> TokenAttribution | None:
+        if request.attribution is None:
+            return None
+        concept = self.model_config.concept
+        known = [ConceptContribution((token_id + i) % concept.n_concepts, 0.5, 2.0 - i) for i in range(4)]
+        discovered = [ConceptContribution((token_id + i) % concept.n_discovered, 0.25, 0.5 - i / 4) for i in range(4)]
+        known_total, discovered_total = sum(c.contribution for c in known), sum(c.contribution for c in discovered)
+        top_k = request.attribution.top_k
+        return TokenAttribution(
+            tuple(sorted(known, key=lambda c: -abs(c.contribution))[:top_k]),
+            tuple(sorted(discovered, key=lambda c: -abs(c.contribution))[:top_k]),
+            known_total,
+            discovered_total,
+            5.0 + token_id / 7 - known_total - discovered_total,
+        )
+
+
+def scripted_engine(path: Path, config: object, *, recorder: object) -> FakeEngine:
+    """A FakeEngine whose requests go wrong by their seed; importable, so that Ray's workers find it."""
+    return FakeEngine(ModelConfig.from_json(path), before=misbehave)
+
+
+async def misbehave(request: GenerateRequest, number: int) -> None:
+    """Raise what the table says for the seed, before the batch of events that it says; None hangs for ever."""
+    if request.sampling.seed in MISBEHAVIOUR:
+        at, error = MISBEHAVIOUR[request.sampling.seed]
+        if number == at and error is not None:
+            raise error
+        if number == at:
+            await asyncio.Event().wait()
+
+
+MISBEHAVIOUR: dict[int, tuple[int, Exception | None]] = {
+    100: (0, QueueFull("the queue is full")),
+    101: (0, RuntimeError("a defect of ours")),
+    102: (0, Unsupported("no such head", param="attribution.heads")),
+    103: (6, NonFiniteLogits("no finite logits at position 3")),
+    104: (5, None),
+    105: (0, EngineStopped("the thread ended")),
+}
+
+
+def slow_engine(path: Path, config: object, *, recorder: object) -> FakeEngine:
+    """Loads until somebody puts a file `go` beside the checkpoint."""
+    while not (Path(path) / "go").exists():
+        time.sleep(0.05)
+    return FakeEngine(ModelConfig.from_json(path))

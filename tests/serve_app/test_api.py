@@ -1,0 +1,104 @@
+"""The routes beside completions."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import EngineStopped
+from serve_app import __version__
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_one_model_is_listed_and_found_by_its_id(server):
+    (model,) = (await server().get("/v1/models")).json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 512)
+    assert (await server().get("/v1/models/tiny")).json() == model
+    missing = await server().get("/v1/models/other/name")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_concepts_are_searched_page_by_page(server):
+    first = (await server().get("/v1/concepts", query="animal", limit=2)).json()
+    assert ([c["id"] for c in first["data"]], first["total"], first["has_more"]) == ([1, 0], 3, True)
+    second = (await server().get("/v1/concepts", query="animal", limit=2, offset=2)).json()
+    assert ([c["id"] for c in second["data"]], second["has_more"]) == ([2], False)
+    whole = (await server().get("/v1/concepts", query="animal", limit=3)).json()
+    assert (len(whole["data"]), whole["has_more"]) == (3, False)
+    beyond = (await server().get("/v1/concepts", query="animal", offset=10**30)).json()
+    assert (beyond["data"], beyond["has_more"]) == ([], False)
+
+
+async def test_concepts_can_be_filtered(server):
+    page = (await server().get("/v1/concepts", head="known", steerable="false", limit=1000)).json()
+    assert [c["name"] for c in page["data"]] == ["Plants"]
+    page = (await server().get("/v1/concepts", group="Nature", steerable="true")).json()
+    assert [c["id"] for c in page["data"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/concepts?limit=0", "limit"),
+        ("/v1/concepts?limit=1001", "limit"),
+        ("/v1/concepts?offset=-1", "offset"),
+        ("/v1/concepts?head=unknown", "head"),
+        ("/v1/concepts?steerable=perhaps", "steerable"),
+        ("/v1/concepts?query=" + "x" * 501, "query"),
+        ("/v1/concepts/one", "concept_id"),
+        ("/v1/concepts/" + "9" * 5000, "concept_id"),
+        ("/v1/concepts/1/top_tokens?k=0", "k"),
+    ],
+    ids=lambda value: value[:40],
+)
+async def test_a_bad_parameter_is_refused_by_name(server, path, param):
+    response = await server().get(path)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_one_concept_is_found_by_its_id(server):
+    assert (await server().get("/v1/concepts/2")).json()["name"] == "Music"
+    missing = await server().get("/v1/concepts/120")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "concept_not_found")
+
+
+async def test_top_tokens_tell_token_and_alignment(server, served):
+    answer = (await server().get("/v1/concepts/2/top_tokens", k=3)).json()
+    assert answer["concept"] == {"id": 2, "name": "Music"}
+    assert [item["token_id"] for item in answer["data"]] == [2, 3, 4]
+    assert answer["data"][0] == {"token_id": 2, "token": "#", "bytes": [35], "alignment": 3.0}
+
+
+async def test_top_tokens_of_a_discovered_concept_ask_by_its_local_id(server):
+    answer = (await server().get("/v1/concepts/57/top_tokens", k=1)).json()
+    assert answer["data"][0]["token_id"] == 7
+
+
+async def test_ready_is_a_503_once_the_engine_is_gone_while_health_stays(server):
+    one = server()
+    assert (await one.get("/ready")).status_code == 200
+    one.engine.failure = EngineStopped("the thread ended")
+    response = await one.get("/ready")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+    assert (await one.get("/health")).status_code == 200
+
+
+async def test_version_is_told(server):
+    assert (await server().get("/version")).json() == {"version": __version__, "model": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "/nothing", 404, "not_found"), ("GET", "/v1/completions", 405, "method_not_allowed")],
+)
+async def test_errors_of_routing_have_the_same_shape(server, method, path, status, code):
+    async with server().client() as client:
+        response = await client.request(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+async def test_the_api_describes_itself(server):
+    paths = (await server().get("/openapi.json")).json()["paths"]
+    body = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    assert (await server().get("/docs")).status_code == 200

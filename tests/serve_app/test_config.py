@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from serve_app.app import build_app
+from serve_app.config import DEMO_CHECKPOINT, AppConfig, local_cluster_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ({"modle": "x"}, "modle"),
+        ({"engine": {"num_page": 4}}, "num_page"),
+        ({"engine": {"max_rows": 1}}, "max_rows is 1"),
+        ({"engine": {"max_rows": "many"}}, "engine.max_rows"),
+        ({"engine_server": {"replicas": 2}}, "engine_server.replicas"),
+        ({"engine_server": {"num_replicas": 0}}, "engine_server.num_replicas"),
+        ({"engine_server": {"ray_actor_options": {"num_gpu": 1}}}, "engine_server.ray_actor_options.num_gpu"),
+        ({"ingress": {"limits": {"max_prompts": 0}}}, "ingress.limits.max_prompts"),
+    ],
+)
+def test_a_wrong_key_or_value_is_an_error_that_names_it(args, named):
+    with pytest.raises(ValidationError, match=named.replace(".", r"\.")):
+        AppConfig.model_validate(args)
+
+
+def test_the_default_is_the_demo_model_beside_the_package():
+    config = AppConfig()
+    assert Path(config.checkpoint) == DEMO_CHECKPOINT == ROOT / "demo_model" / "steerling-demo"
+    assert config.served_model_id == "steerling-demo"
+
+
+def test_a_folder_becomes_absolute_and_a_hub_id_stays(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert AppConfig(model="mine").checkpoint == str(tmp_path / "mine")
+    hub = AppConfig(model="guidelabs/steerling-8b")
+    assert (hub.checkpoint, hub.served_model_id) == ("guidelabs/steerling-8b", "steerling-8b")
+    assert AppConfig(model="mine", model_id="other").served_model_id == "other"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda file: file.name)
+def test_every_deploy_file_builds(file):
+    """Serve ignores keys it does not know, so a typo would go unnoticed without this."""
+    for application in yaml.safe_load(file.read_text())["applications"]:
+        assert application["import_path"] == "serve_app.app:build_app"
+        assert build_app(AppConfig.model_validate(application["args"])) is not None
+
+
+def test_the_default_deployment_listens_on_this_machine_only():
+    options = yaml.safe_load((ROOT / "deploy" / "config.yaml").read_text())["http_options"]
+    assert options["host"] == "127.0.0.1"
+
+
+def test_a_gpu_is_reserved_only_where_the_device_asks_for_one():
+    def num_gpus(**engine):
+        app = build_app(AppConfig.model_validate({"engine": engine}))
+        return app._bound_deployment.init_args[0]._bound_deployment.ray_actor_options["num_gpus"]
+
+    assert (num_gpus(device="cuda"), num_gpus(device="cuda:1"), num_gpus(device="cpu")) == (1, 1, 0)
+
+
+def test_a_local_cluster_is_its_own_and_asks_for_a_token(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    first, second = local_cluster_environment("MARK=1"), local_cluster_environment("MARK=2")
+    assert "RAY_ADDRESS" not in first
+    assert (first["MARK"], first["RAY_AUTH_MODE"], first["RAY_USAGE_STATS_ENABLED"]) == ("1", "token", "0")
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+    assert str(ROOT) in first["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert "RAY_AUTH_TOKEN" not in local_cluster_environment("MARK=1")

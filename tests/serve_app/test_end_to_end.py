@@ -1,0 +1,250 @@
+"""The shipped demo model behind a real `serve run`, as a user starts it: one server for all tests of this file."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from engine import ModelConfig
+from serve_app.config import DEMO_CHECKPOINT
+from serve_app.run import cluster_processes
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 240.0
+TIMEOUT_S = 120.0
+PROMPT = "a person who"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """`python -m serve_app.run` as a process of its own, and what it said."""
+
+    def __init__(self, config: Path, log: Path) -> None:
+        self.log = log
+        self.marker = f"GLASSBLOCK_TEST={uuid.uuid4().hex}"
+        name, _, value = self.marker.partition("=")
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve_app.run", str(config)],
+                cwd=ROOT,
+                env={**os.environ, name: value},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_for(self, pattern: str) -> str:
+        """What `pattern` caught in the log; fails with the log if it never comes."""
+        end = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := re.search(pattern, self.log.read_text(errors="replace")):
+                return found.group(1)
+            time.sleep(0.2)
+        pytest.fail(f"the server did not start:\n{self.log.read_text(errors='replace')[-4000:]}")
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(TIMEOUT_S)
+
+    def processes(self) -> list[int]:
+        return list(cluster_processes(self.marker))
+
+
+def start(folder: Path, **args: object) -> Server:
+    """The deployment that ships, on a port of its own."""
+    config = yaml.safe_load((ROOT / "deploy" / "config.yaml").read_text())
+    config["http_options"]["port"] = free_port()
+    config["applications"][0]["args"]["engine"]["device"] = "cpu"
+    config["applications"][0]["args"] |= args
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return Server(file, folder / "log.txt")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = start(tmp_path_factory.mktemp("server"))
+    try:
+        yield server.wait_for(r"Ready: (\S+)")
+        assert server.stop() == 0
+        assert not server.processes(), "Ctrl-C left something running"
+    finally:
+        server.process.kill()
+        for pid in server.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def complete(url: str, **fields) -> dict:
+    response = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, **fields}, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(url: str, **fields) -> list[dict]:
+    events = []
+    body = {"prompt": PROMPT, "stream": True, **fields}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line:
+                events.append(line.removeprefix("data: "))
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def test_the_text_can_be_read(url):
+    with lzma.open(ROOT / "demo_model" / "definitions.tsv.xz", "rt") as definitions:
+        vocabulary = set(re.findall(r"[a-z]+", definitions.read().lower()))
+    words = []
+    for seed in range(3):
+        answer = complete(url, max_tokens=64, seed=seed)
+        assert answer["usage"]["completion_tokens"] == 64
+        # The cut at max_tokens may split the last word.
+        words += re.findall(r"[a-z]+", answer["choices"][0]["text"].lower())[:-1]
+    assert len(words) > 60
+    assert sum(word in vocabulary for word in words) / len(words) > 0.75, " ".join(words)
+
+
+def test_more_strength_brings_more_of_the_concept(url):
+    (concept,) = httpx.get(f"{url}/v1/concepts", params={"query": "animal", "limit": 1}, timeout=TIMEOUT_S).json()[
+        "data"
+    ]
+    assert concept["name"] == "animal"
+    top = httpx.get(f"{url}/v1/concepts/{concept['id']}/top_tokens", params={"k": 100}, timeout=TIMEOUT_S).json()[
+        "data"
+    ]
+    promoted = {item["token_id"] for item in top}
+
+    def share(strength: float) -> float:
+        steering = {"interventions": [{"concepts": ["Animal"], "strength": strength}]}
+        token_ids = []
+        for seed in range(2):
+            answer = complete(
+                url, prompt="", max_tokens=96, seed=seed, steering=steering, attribution={"level": "token", "top_k": 0}
+            )
+            assert answer["steering"]["resolved"][0]["concepts"][0]["id"] == concept["id"]
+            token_ids += [token["token_id"] for token in answer["attribution"][0]["tokens"]]
+        return sum(token_id in promoted for token_id in token_ids) / len(token_ids)
+
+    none, some, much = share(0), share(2), share(8)
+    assert none < some < much
+    assert much > none + 0.08
+
+
+def test_attribution_sums_to_the_logit_and_spells_the_text(url):
+    answer = complete(url, max_tokens=70, seed=1, attribution={"level": "both", "top_k": 4})
+    (entry,) = answer["attribution"]
+    assert len(entry["tokens"]) == 70
+    for token in entry["tokens"]:
+        parts = token["known_total"] + token["discovered_total"] + token["epsilon"]
+        assert parts == pytest.approx(token["logit"], abs=1e-4)
+        assert len(token["known"]) == len(token["discovered"]) == 4
+    spelled = b"".join(bytes(token["bytes"]) for token in entry["tokens"])
+    assert spelled.decode("utf-8", "replace") == answer["choices"][0]["text"]
+    assert all(concept["name"] for token in entry["tokens"] for concept in token["known"])
+    assert all(chunk["text"] in answer["choices"][0]["text"] and chunk["concepts"] for chunk in entry["chunks"])
+
+
+@pytest.mark.parametrize("detail", ["off", "steps"])
+def test_a_stream_equals_the_plain_answer(url, detail):
+    body = {"max_tokens": 90, "seed": 4, "steering": {"concepts": ["food"], "strength": 4}}
+    plain = complete(url, **body)
+    events = stream(url, **body, stream_options={"include_usage": True, "include_diffusion": detail})
+    text = "".join(choice["text"] for event in events for choice in event["choices"])
+    assert text == plain["choices"][0]["text"]
+    assert events[-1]["usage"] == {
+        **plain["usage"],
+        "prompt_tokens_details": events[-1]["usage"]["prompt_tokens_details"],
+    }
+    if detail == "steps":
+        commits = [c for e in events if e.get("diffusion", {}).get("type") == "step" for c in e["diffusion"]["commits"]]
+        assert sorted(commit["position"] for commit in commits) == list(range(90))
+
+
+def test_clients_at_once_get_the_answers_they_get_alone(url):
+    bodies = [
+        {"max_tokens": 70, "seed": 1, "attribution": {"level": "chunk"}},
+        {"prompt": "the act of", "max_tokens": 50, "seed": 2, "steering": {"concepts": ["music"], "strength": 6}},
+        {"prompt": "", "max_tokens": 130, "seed": 3, "temperature": 0},
+    ]
+    alone = [complete(url, **body)["choices"] for body in bodies]
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        together = list(clients.map(lambda body: complete(url, **body)["choices"], bodies))
+    assert together == alone
+
+
+def test_bad_input_is_refused_by_name_and_the_server_goes_on(url):
+    mask = ModelConfig.from_json(DEMO_CHECKPOINT).mask_token_id
+    for body, param in (
+        ({"prompt": [mask]}, "prompt"),
+        ({"prompt": "a", "max_tokens": 2000}, "max_tokens"),
+        ({"prompt": "a", "stop": ["x"]}, "stop"),
+        ({"prompt": "a", "steering": {"concepts": ["nobody"], "strength": 1}}, "steering.concepts[0]"),
+        ({"prompt": "a", "steering": {"interventions": [{"concepts": [5], "strength": 1, "layer": 99}]}},
+         "steering.interventions[0].layer"),
+    ):  # fmt: skip
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert httpx.get(f"{url}/ready", timeout=TIMEOUT_S).status_code == 200
+    assert complete(url, max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_a_literal_mask_token_in_a_prompt_is_ordinary_text(url):
+    answer = complete(url, prompt="<|mask|>", max_tokens=3)
+    assert answer["usage"]["prompt_tokens"] > 1
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+def test_a_termination_signal_during_the_start_leaves_nothing(tmp_path):
+    server = start(tmp_path)
+    try:
+        server.wait_for(r"(Started a local Ray instance|Submitted deploy config)")
+        assert server.stop(signal.SIGTERM) == 0
+        assert not server.processes()
+    finally:
+        for pid in server.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_config_that_cannot_work_ends_at_once_and_says_why(tmp_path):
+    file = tmp_path / "config.yaml"
+    application = {"name": "x", "import_path": "serve_app.app:build_app", "args": {"modle": "x"}}
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    server = Server(file, tmp_path / "log.txt")
+    assert server.process.wait(TIMEOUT_S) == 2
+    assert "modle" in server.log.read_text()
+    assert not server.processes()
+
+
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(DEMO_CHECKPOINT, broken, ignore=shutil.ignore_patterns("*.safetensors"))
+    server = start(tmp_path, model=str(broken))
+    try:
+        assert server.process.wait(START_TIMEOUT_S) == 1
+        assert not server.processes()
+        assert re.search(r"The application cannot start: .*EngineServer", server.log.read_text(), re.DOTALL)
+    finally:
+        server.process.kill()
+        for pid in server.processes():
+            os.kill(pid, signal.SIGKILL)
