@@ -20,8 +20,7 @@ from .errors import (
     Unsupported,
 )
 from .metrics import NullRecorder, Recorder
-from .request import (
-    AttributionParams,
+from .output import (
     BlockFinished,
     BlockStarted,
     Commit,
@@ -30,15 +29,18 @@ from .request import (
     Event,
     Finished,
     FinishReason,
-    GenerateRequest,
-    Intervention,
     Output,
     ResolvedIntervention,
-    SamplingParams,
     Started,
+    TokenAttribution,
+)
+from .request import (
+    AttributionParams,
+    GenerateRequest,
+    Intervention,
+    SamplingParams,
     SteeringParams,
     Suppression,
-    TokenAttribution,
 )
 
 __all__ = [

@@ -21,7 +21,8 @@ from .config import EngineConfig, ModelConfig
 from .core import Engine, EngineStats
 from .errors import EngineStopped
 from .metrics import Recorder
-from .request import Event, Finished, GenerateRequest
+from .output import Event, Finished
+from .request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 

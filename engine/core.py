@@ -20,8 +20,7 @@ from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, NonFiniteLogits, Unsupported
 from .metrics import GuardedRecorder, NullRecorder, Recorder
 from .model.steerling import SteerlingModel
-from .request import (
-    MAX_SEED,
+from .output import (
     BlockFinished,
     BlockStarted,
     Commit,
@@ -29,10 +28,10 @@ from .request import (
     Event,
     Finished,
     FinishReason,
-    GenerateRequest,
     Output,
     Started,
 )
+from .request import MAX_SEED, GenerateRequest
 from .runner.model_runner import KeptCommit, ModelRunner, RowOutcome
 from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
 

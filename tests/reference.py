@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.request import FinishReason, GenerateRequest, SamplingParams
+from engine.output import FinishReason
+from engine.request import GenerateRequest, SamplingParams
 from tests.oracle import Choice, Oracle
 
 Uniform = Callable[[int, int, int], float]

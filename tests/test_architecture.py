@@ -23,6 +23,7 @@ LEVEL = {
     "engine": {
         "checks": 0,
         "errors": 0,
+        "output": 0,
         "config": 1,
         "metrics": 1,
         "request": 1,

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from ..errors import InvalidValue
 from ..model.steerling import SteerlingModel
-from ..request import MAX_STEERING_GROUPS, Intervention, ResolvedIntervention, SteeringParams, Suppression
+from ..output import ResolvedIntervention
+from ..request import (
+    MAX_STEERING_GROUPS,
+    Intervention,
+    SteeringParams,
+    Suppression,
+)
 
 SMALLEST_PEAK = 1e-6
 """A direction that no token aligns with would make alpha infinite."""

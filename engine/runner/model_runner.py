@@ -22,7 +22,7 @@ from ..model.attention import PAGES_PER_SPLIT
 from ..model.ranking import top_k_lowest_id
 from ..model.steerling import SteerlingModel
 from ..model.weights import load_model
-from ..request import ConceptContribution, TokenAttribution
+from ..output import ConceptContribution, TokenAttribution
 from ..scheduling import PlannedRow
 from .backend import Backend, PlainBackend
 from .batch import Batch, RowTensors, make_batch, pack_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ..request import FinishReason
+from ..output import FinishReason
 from .sequence import Sequence
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from ..config import EngineConfig
 from ..errors import QueueFull
-from ..request import FinishReason
+from ..output import FinishReason
 from .page_pool import PagePool
 from .plan import (
     Admission,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from engine.config import EngineConfig
-from engine.request import FinishReason
+from engine.output import FinishReason
 from engine.scheduling import (
     Admission,
     CanvasFinished,

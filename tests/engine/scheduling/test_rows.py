@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.request import FinishReason
+from engine.output import FinishReason
 from engine.scheduling import CanvasFinished, CanvasStarted, SequenceFinished
 from tests.engine.scheduling.driver import Driver, Spec, ids, prompt_of, rows_of
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config import EngineConfig
-from engine.request import FinishReason
+from engine.output import FinishReason
 from engine.scheduling import CanvasFinished, RowResult, Scheduler, SequenceFinished, Status
 from tests.engine.scheduling.driver import END, FIRST_WORD, Driver, Spec, ids, make_sequence, prompt_of
 

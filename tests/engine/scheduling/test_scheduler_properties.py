@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from engine.errors import QueueFull
-from engine.request import FinishReason
+from engine.output import FinishReason
 from tests.engine.scheduling.driver import Driver, Spec, draw, generate_alone, prompt_of
 
 MAX_POSITIONS = 24
