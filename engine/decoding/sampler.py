@@ -1,6 +1,6 @@
 """Logits to confidences and tokens: suppression, bias, penalty, bans, then temperature, min-p, top-k, top-p, choice.
 
-Shapes: R rows, C canvas positions, M picked positions, V vocabulary (real, without padding).
+Shapes: R rows, C canvas positions, M picked positions, V vocabulary, W padded vocabulary.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def adjusted_logits(
 
 
 def confidence(
-    raw_RCV: Tensor,
+    logits_RCW: Tensor,
     masked_RC: Tensor,
     position_RC: Tensor,
     first_end_R: Tensor,
@@ -72,8 +72,10 @@ def confidence(
     """Probability of the likeliest token at temperature 1, confidence_RC (float32), and is_finite_RC (bool).
 
     Both after penalties and bans; end tokens are banned at positions below `first_end_R`. Zero and True at positions
-    that are not masked; zero and False where a raw logit is not finite or no token may be chosen.
+    that are not masked; zero and False where a raw logit is not finite or no token may be chosen. `logits_RCW` may be
+    padded beyond the vocabulary of `offset_RV`.
     """
+    raw_RCV = logits_RCW[..., : offset_RV.shape[1]]
     is_early_RC = position_RC < first_end_R[:, None]
     logits_RCV = adjusted_logits(
         raw_RCV.float(), offset_RV, present_RV, penalty_R, banned_V, is_end_RV[:, None, :] & is_early_RC[:, :, None]

@@ -47,6 +47,7 @@ class PlainBackend:
 
     # It could be captured, but gathers every page of the table for every row, however short the row is.
     is_capturable = False
+    confidence = staticmethod(sampler.confidence)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:
         self._transformer = transformer
@@ -70,21 +71,3 @@ class PlainBackend:
 
         hidden_RCD: Tensor = self._transformer(token_RC, position_RC, attend, inject)
         return hidden_RCD
-
-    def confidence(
-        self,
-        logits_RCW: Tensor,
-        masked_RC: Tensor,
-        position_RC: Tensor,
-        first_end_R: Tensor,
-        offset_RV: Tensor,
-        present_RV: Tensor,
-        penalty_R: Tensor,
-        banned_V: Tensor,
-        is_end_RV: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """See Backend."""
-        raw_RCV = logits_RCW[..., : offset_RV.shape[1]]
-        return sampler.confidence(
-            raw_RCV, masked_RC, position_RC, first_end_R, offset_RV, present_RV, penalty_R, banned_V, is_end_RV
-        )
