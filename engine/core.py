@@ -200,6 +200,7 @@ class Engine:
             self._record_pass(plan, self._clock() - started)
             self._apply(plan, outcomes)
         self._explain_due()
+        self._record_state()
         events, self._events = self._events, []
         for event in events:
             if isinstance(event, Finished):
@@ -413,10 +414,13 @@ class Engine:
         self._events.append(Finished(entry.id, output))
 
     def _record_pass(self, plan: Plan, seconds: float) -> None:
+        self._recorder.count("engine_passes")
+        self._recorder.observe("engine_rows", len(plan.rows))
+        self._recorder.observe("engine_pass_seconds", seconds)
+
+    def _record_state(self) -> None:
+        # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
         recorder, stats = self._recorder, self.stats()
-        recorder.count("engine_passes")
-        recorder.observe("engine_rows", len(plan.rows))
-        recorder.observe("engine_pass_seconds", seconds)
         recorder.gauge("requests_waiting", stats.num_waiting)
         recorder.gauge("lanes_in_use", stats.num_running)
         recorder.gauge("pages_free", stats.pages_free)

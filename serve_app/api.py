@@ -20,11 +20,13 @@ from .concepts import Concept
 from .config import Limits
 from .disconnect import EventStream, until_disconnect
 from .errors import (
+    ERROR_RESPONSE,
     INVALID_REQUEST,
     KNOWN_ERRORS,
     SERVER_ERROR,
     ApiError,
     ClientDisconnected,
+    from_unreadable,
     from_validation,
     to_api_error,
 )
@@ -32,7 +34,8 @@ from .middleware import BodyLimitMiddleware
 from .schemas import CompletionRequest, Head
 from .translation import Checkpoint, check_model, to_engine
 
-router = APIRouter()
+# Under `default`, or FastAPI would announce 422s of its own shape.
+router = APIRouter(responses={"default": ERROR_RESPONSE})
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -245,6 +248,9 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400:
+        # FastAPI raises it for a body that is no JSON for another reason than its grammar, and hides the reason.
+        return _respond(from_unreadable(error.__cause__, request.headers.get("content-encoding", "").strip().lower()))
     code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code, "invalid_value")
     kind = SERVER_ERROR if error.status_code >= 500 else INVALID_REQUEST
     response = _respond(ApiError(error.status_code, str(error.detail), code=code, type=kind))

@@ -73,6 +73,31 @@ class ApiError(Exception):
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
 
+_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+ERROR_RESPONSE: dict[str, Any] = {
+    "description": "Any error. `param` is the path of the field at fault.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "error": {
+                        "type": "object",
+                        "properties": {
+                            "message": {"type": "string"},
+                            "type": {"type": "string"},
+                            "param": _TEXT_OR_NULL,
+                            "code": {"type": "string"},
+                        },
+                    }
+                },
+            }
+        }
+    },
+}
+"""What `ApiError.body` looks like, as OpenAPI says it."""
+
+
 class ClientDisconnected(Exception):
     """The client left before its answer was ready; nobody reads what is sent now."""
 
@@ -161,6 +186,20 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     message = f"{param}: {message}" if param else message
     code = UNSUPPORTED_FIELD if error["type"] == UNSUPPORTED_FIELD else "invalid_value"
     return ApiError(400, message, code=code, param=param or None)
+
+
+def from_unreadable(cause: BaseException | None, content_encoding: str) -> ApiError:
+    """The answer for a body that could not even be read as JSON, which failed with `cause`."""
+    if content_encoding not in ("", "identity"):
+        message = f"content-encoding is {content_encoding!r}; send the body without one"
+        return ApiError(415, message, code="unsupported_media_type")
+    if isinstance(cause, UnicodeDecodeError):
+        message = f"the body is not UTF-8: byte {cause.object[cause.start]:#04x} at offset {cause.start}"
+    elif isinstance(cause, RecursionError):
+        message = "the body is nested too deeply"
+    else:
+        message = "the body cannot be read as JSON; a whole number in it may have too many digits"
+    return ApiError(400, message, code="invalid_value")
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -46,7 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("config", nargs="?", type=Path, default=DEFAULT_CONFIG, help="a Ray Serve config file")
     config: Path = parser.parse_args(arguments).config.resolve()
     try:
-        url = base_url(read_config(config))
+        content = read_config(config)
+        url = base_url(content)
+        check_port(content)
     except (OSError, ValueError) as error:
         print(f"{config}: {error}", file=sys.stderr)
         return 2
@@ -94,6 +97,20 @@ def base_url(config: dict[str, Any]) -> str:
     options = config.get("http_options") or {}
     host = options.get("host", "127.0.0.1")
     return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('port', 8000)}"
+
+
+def check_port(config: dict[str, Any]) -> None:
+    """Raise ValueError if the config's HTTP port is taken.
+
+    Serve would say so in many pages, and where another server of ours has it, that one would answer as if it were this.
+    """
+    options = config.get("http_options") or {}
+    host, port = options.get("host", "127.0.0.1"), options.get("port", 8000)
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        message = f"http_options: {error.strerror}; end what listens there, or choose another port"
+        raise ValueError(message) from error
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, environment: Mapping[str, str]) -> str | None:

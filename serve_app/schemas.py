@@ -16,11 +16,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from .errors import UNSUPPORTED_FIELD
 
@@ -55,16 +57,23 @@ class _StrictObject(_Object):
     model_config = ConfigDict(extra="forbid")
 
 
-def _unsupported(*neutral: object) -> BeforeValidator:
-    """Refuse every value except those that ask for nothing."""
+class _Unsupported:
+    """Refuses every value except those that ask for nothing, and says so in the schema."""
 
-    def check(value: object) -> object:
+    def __init__(self, *neutral: object) -> None:
+        self._neutral = neutral
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [*self._neutral, None], "description": "Not supported; refused unless it asks for nothing."}
+
+    def _check(self, value: object) -> object:
         # `True == 1` in Python, yet in JSON they ask for different things.
-        if any(value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in neutral):
+        if any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in self._neutral):
             return value
         raise PydanticCustomError(UNSUPPORTED_FIELD, "this field is not supported; leave it out")
-
-    return BeforeValidator(check)
 
 
 def _is_int(value: object) -> bool:
@@ -185,7 +194,7 @@ class SteeringSpec(_StrictObject):
     """Short form: take the concepts' public groups."""
     interventions: Annotated[list[InterventionSpec], Field(max_length=MAX_INTERVENTIONS)] = []
     suppress: Annotated[list[SuppressionSpec], Field(max_length=MAX_INTERVENTIONS)] = []
-    preset: Annotated[None, _unsupported()] = None
+    preset: Annotated[None, _Unsupported()] = None
 
     @model_validator(mode="after")
     def _check_short_form(self) -> SteeringSpec:
@@ -208,13 +217,13 @@ class AttributionSpec(_StrictObject):
 class DiffusionSpec(_StrictObject):
     """How blocks are filled."""
 
-    policy: Annotated[Literal["confidence"], _unsupported("confidence")] = "confidence"
+    policy: Annotated[Literal["confidence"], _Unsupported("confidence")] = "confidence"
     tokens_per_step: int = Field(default=1, ge=1)
     """Tokens committed in each denoising step; 1 is the best quality."""
     entropy_sampling: bool | None = None
     """Entropy-adaptive temperature. Absent: used when neither `temperature` nor `top_p` is given."""
-    threshold: Annotated[None, _unsupported()] = None
-    cfg_scale: Annotated[float | None, _unsupported(0)] = None
+    threshold: Annotated[None, _Unsupported()] = None
+    cfg_scale: Annotated[float | None, _Unsupported(0)] = None
 
 
 class StreamOptions(_StrictObject):
@@ -226,7 +235,7 @@ class StreamOptions(_StrictObject):
     """With `include_usage`: the usage so far in every chunk."""
     include_diffusion: Literal["off", "blocks", "steps"] = "off"
     """Events of the generation: none, blocks begun and sealed, or every denoising step too."""
-    include_obfuscation: Annotated[bool, _unsupported(False)] = False
+    include_obfuscation: Annotated[bool, _Unsupported(False)] = False
 
 
 class CompletionRequest(_Object):
@@ -258,35 +267,35 @@ class CompletionRequest(_Object):
     attribution: AttributionSpec = AttributionSpec()
     diffusion: DiffusionSpec = DiffusionSpec()
 
-    n: Annotated[int, _unsupported(1)] = 1
-    best_of: Annotated[int, _unsupported(1)] = 1
-    echo: Annotated[bool, _unsupported(False)] = False
-    logprobs: Annotated[bool | None, _unsupported(False)] = None
-    top_logprobs: Annotated[None, _unsupported()] = None
-    prompt_logprobs: Annotated[None, _unsupported()] = None
-    stop: Annotated[list[str], _unsupported([])] = []
-    include_stop_str_in_output: Annotated[bool, _unsupported(False)] = False
-    suffix: Annotated[str, _unsupported("")] = ""
-    presence_penalty: Annotated[float, _unsupported(0)] = 0
-    frequency_penalty: Annotated[float, _unsupported(0)] = 0
-    length_penalty: Annotated[float, _unsupported(1)] = 1
-    use_beam_search: Annotated[bool, _unsupported(False)] = False
-    bad_words: Annotated[list[str], _unsupported([])] = []
-    allowed_token_ids: Annotated[None, _unsupported()] = None
-    truncate_prompt_tokens: Annotated[None, _unsupported()] = None
-    return_token_ids: Annotated[bool, _unsupported(False)] = False
-    priority: Annotated[int, _unsupported(0)] = 0
-    messages: Annotated[None, _unsupported()] = None
-    tools: Annotated[list[Any], _unsupported([])] = []
-    tool_choice: Annotated[str | None, _unsupported("none", "auto")] = None
-    functions: Annotated[list[Any], _unsupported([])] = []
-    function_call: Annotated[str | None, _unsupported("none", "auto")] = None
-    response_format: Annotated[dict[str, Any] | None, _unsupported({"type": "text"})] = None
-    structured_outputs: Annotated[None, _unsupported()] = None
-    guided_json: Annotated[None, _unsupported()] = None
-    guided_regex: Annotated[None, _unsupported()] = None
-    guided_choice: Annotated[None, _unsupported()] = None
-    guided_grammar: Annotated[None, _unsupported()] = None
+    n: Annotated[int, _Unsupported(1)] = 1
+    best_of: Annotated[int, _Unsupported(1)] = 1
+    echo: Annotated[bool, _Unsupported(False)] = False
+    logprobs: Annotated[bool | None, _Unsupported(False)] = None
+    top_logprobs: Annotated[None, _Unsupported()] = None
+    prompt_logprobs: Annotated[None, _Unsupported()] = None
+    stop: Annotated[list[str], _Unsupported([])] = []
+    include_stop_str_in_output: Annotated[bool, _Unsupported(False)] = False
+    suffix: Annotated[str, _Unsupported("")] = ""
+    presence_penalty: Annotated[float, _Unsupported(0)] = 0
+    frequency_penalty: Annotated[float, _Unsupported(0)] = 0
+    length_penalty: Annotated[float, _Unsupported(1)] = 1
+    use_beam_search: Annotated[bool, _Unsupported(False)] = False
+    bad_words: Annotated[list[str], _Unsupported([])] = []
+    allowed_token_ids: Annotated[None, _Unsupported()] = None
+    truncate_prompt_tokens: Annotated[None, _Unsupported()] = None
+    return_token_ids: Annotated[bool, _Unsupported(False)] = False
+    priority: Annotated[int, _Unsupported(0)] = 0
+    messages: Annotated[None, _Unsupported()] = None
+    tools: Annotated[list[Any], _Unsupported([])] = []
+    tool_choice: Annotated[str | None, _Unsupported("none", "auto")] = None
+    functions: Annotated[list[Any], _Unsupported([])] = []
+    function_call: Annotated[str | None, _Unsupported("none", "auto")] = None
+    response_format: Annotated[dict[str, Any] | None, _Unsupported({"type": "text"})] = None
+    structured_outputs: Annotated[None, _Unsupported()] = None
+    guided_json: Annotated[None, _Unsupported()] = None
+    guided_regex: Annotated[None, _Unsupported()] = None
+    guided_choice: Annotated[None, _Unsupported()] = None
+    guided_grammar: Annotated[None, _Unsupported()] = None
 
     @field_validator("stream_options")
     @classmethod

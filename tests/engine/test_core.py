@@ -321,6 +321,28 @@ class TestFailures:
         assert len(engine.generate([request()])[0].token_ids) == 30
         assert sum("metrics are down" in (record.exc_text or "") for record in caplog.records) == 1
 
+    def test_the_gauges_of_an_idle_engine_say_that_nothing_is_in_use(self, checkpoint):
+        """They told of the state before the last pass had ended its requests, for as long as no other came."""
+        gauges: dict[str, float] = {}
+        seen: set[float] = set()
+
+        class Kept(NullRecorder):
+            def gauge(self, name, value, **labels):
+                gauges[name] = value
+                if name == "lanes_in_use":
+                    seen.add(value)
+
+        engine = Engine.from_checkpoint(checkpoint(EOT), EngineConfig(device="cpu", num_pages=40), recorder=Kept())
+        engine.generate([request(), request()])
+        assert (gauges["lanes_in_use"], gauges["pages_held"], gauges["requests_waiting"]) == (0, 0, 0)
+        assert 2 in seen
+        request_id = engine.add_request(request())
+        engine.step()
+        assert gauges["lanes_in_use"] == 1
+        engine.abort(request_id)
+        drain(engine)
+        assert (gauges["lanes_in_use"], gauges["pages_held"]) == (0, 0)
+
     def test_memory_that_does_not_suffice_is_an_error_of_the_configuration(self, checkpoint):
         """torch's own error names neither field. The pages asked for are more than an address space holds."""
         recipe = Recipe(name="wide_pages", model={"n_layers": 8, "n_embd": 128, "n_kv_heads": None})

@@ -102,3 +102,19 @@ async def test_the_api_describes_itself(server):
     body = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/CompletionRequest"}
     assert (await server().get("/docs")).status_code == 200
+
+
+async def test_the_schema_marks_what_is_refused_and_shows_errors_as_they_are(server):
+    schema = (await server().get("/openapi.json")).json()
+    fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
+    refused = {name for name, field in fields.items() if field.get("description", "").startswith("Not supported")}
+    assert {"n", "echo", "logprobs", "stop", "tools", "response_format"} <= refused
+    assert not {"prompt", "max_tokens", "seed", "top_p", "stop_token_ids", "steering"} & refused
+    for name in refused:
+        for value in fields[name]["enum"]:
+            assert (await server().post({"prompt": "a", "max_tokens": 1, name: value})).status_code == 200
+    operations = [operation for path in schema["paths"].values() for operation in path.values()]
+    assert all(set(operation["responses"]) == {"200", "default"} for operation in operations)
+    shown = operations[0]["responses"]["default"]["content"]["application/json"]["schema"]["properties"]["error"]
+    answered = (await server().post({})).json()["error"]
+    assert set(shown["properties"]) == set(answered)

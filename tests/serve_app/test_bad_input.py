@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 
@@ -201,6 +202,24 @@ async def test_a_body_that_is_no_request_is_a_400(server, body):
     response = await server().post(body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "reason"),
+    [
+        (b'{"prompt":"\xe9"}', {}, 400, "not UTF-8: byte 0xe9 at offset 11"),
+        (b'{"prompt":"a","seed":' + b"9" * 5000 + b"}", {}, 400, "too many digits"),
+        (b"[" * 50_000, {}, 400, "nested too deeply"),
+        (gzip.compress(b'{"prompt":"a"}'), {"content-encoding": "gzip"}, 415, "content-encoding is 'gzip'"),
+    ],
+    ids=["latin_1", "digits", "nesting", "gzip"],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(server, body, headers, status, reason):
+    async with server().client() as client:
+        headers = {"content-type": "application/json", **headers}
+        response = await client.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == status
+    assert reason in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("nested", ["prompt", "steering", "logit_bias", "stop", "unknown"])
