@@ -1,5 +1,6 @@
 """A block-diffusion engine for interpretable language models: token ids in, token ids and concepts out."""
 
+from .admission import check_request
 from .async_engine import AsyncEngine
 from .config import ConceptConfig, EngineConfig, ModelConfig
 from .core import Engine, EngineStats
@@ -84,4 +85,5 @@ __all__ = [
     "Suppression",
     "TokenAttribution",
     "Unsupported",
+    "check_request",
 ]

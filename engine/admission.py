@@ -11,8 +11,11 @@ MAX_END_TOKENS = 64
 """Stop token ids a request may name."""
 
 
-def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: int) -> None:
-    """Raise an InvalidRequest that names the field if the request can never be served."""
+def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: int | None = None) -> None:
+    """Raise an InvalidRequest that names the field if the request can never be served.
+
+    `num_pages` None leaves the page pool out, for callers that know the checkpoint but no engine.
+    """
     if not isinstance(request, GenerateRequest):
         raise InvalidValue(f"the request is {shown(request)}; it must be a GenerateRequest")
     # Before the tokens are looked at one by one: a prompt of any length would hold up everybody else.
@@ -38,7 +41,7 @@ def _check_prompt(request: GenerateRequest, config: ModelConfig) -> None:
             )
 
 
-def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int) -> None:
+def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int | None) -> None:
     num_prompt = len(request.prompt_token_ids)
     total = num_prompt + request.max_tokens
     if total > config.block_size:
@@ -48,7 +51,7 @@ def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int) -
             param="max_tokens" if num_prompt < config.block_size else "prompt_token_ids",
         )
     num_blocks = -(-total // config.diff_block_size)
-    if num_blocks > num_pages:
+    if num_pages is not None and num_blocks > num_pages:
         raise RequestTooLarge(
             f"the request needs {num_blocks} pages of {config.diff_block_size} tokens and the engine has {num_pages}; "
             f"shorten the prompt or max_tokens to {num_pages * config.diff_block_size} tokens in all, "

@@ -15,6 +15,7 @@ from engine import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    check_request,
 )
 from engine import Intervention as EngineIntervention
 
@@ -58,7 +59,7 @@ def to_engine(
     sampling = _sampling(request)
     steering = _steering(request, checkpoint)
     attribution = _attribution(request.attribution)
-    return [
+    engine_requests = [
         GenerateRequest(
             prompt_token_ids=_encode(prompt, checkpoint) if isinstance(prompt, str) else prompt,
             max_tokens=request.max_tokens,
@@ -70,6 +71,10 @@ def to_engine(
         )
         for index, prompt in enumerate(prompts)
     ]
+    for item in engine_requests:
+        # The engine checks again. Here it costs no call, and no traceback of a remote error in the log.
+        check_request(item, checkpoint.config)
+    return engine_requests
 
 
 def _encode(prompt: str, checkpoint: Checkpoint) -> list[int]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine import Intervention, Suppression
+from engine import Intervention, InvalidRequest, Suppression
 from serve_app.errors import ApiError
 from serve_app.schemas import CompletionRequest
 from serve_app.translation import end_token_ids, to_engine
@@ -182,3 +182,19 @@ def test_another_model_is_not_found(served):
     with pytest.raises(ApiError, match="this server has 'tiny'") as caught:
         only(served, model="gpt-5")
     assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [10**6]}, "prompt_token_ids"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"logit_bias": {"1000000": 1}}, "sampling.logit_bias"),
+        ({"min_tokens": 9, "max_tokens": 8}, "sampling.min_tokens"),
+    ],
+)
+def test_what_the_checkpoint_forbids_never_reaches_the_engine(served, fields, param):
+    """Refused by a replica, each such request wrote a page of traceback into the log."""
+    with pytest.raises(InvalidRequest) as caught:
+        translate(served, **fields)
+    assert caught.value.param == param
