@@ -331,19 +331,7 @@ class Engine:
     def _take_commits(self, entry: _Entry, outcome: RowOutcome) -> None:
         """Hand the commits of a denoise row out, or keep them until they are explained."""
         num_logprobs = entry.request.sampling.num_logprobs
-        commits = [
-            Commit(
-                position=c.position,
-                token_id=c.token_id,
-                # The scheduler has counted this one.
-                denoising_step=entry.sequence.num_denoising_steps - 1,
-                confidence=c.confidence,
-                target_logit=c.target_logit,
-                logprob=c.logprob,
-                top_logprobs=c.top_logprobs[:num_logprobs],
-            )
-            for c in outcome.commits
-        ]
+        commits = [replace(commit, top_logprobs=commit.top_logprobs[:num_logprobs]) for commit in outcome.commits]
         self._recorder.count("engine_commits", len(commits))
         if not commits:
             return

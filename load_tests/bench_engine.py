@@ -42,10 +42,10 @@ from engine import (
 )
 from engine.model.steerling import SteerlingModel
 from engine.model.transformer import Rotary
+from engine.model.weights import VOCAB_MULTIPLE
 
 DEMO = Path(__file__).resolve().parents[1] / "demo_model" / "steerling-demo"
 SECTIONS = ("ceilings", "gemms", "pass", "serve")
-VOCAB_MULTIPLE = 64
 STEPS = 24
 """Timed engine steps of one cell; a block of 64 has room for them after the first ones."""
 SKIPPED_STEPS = 3

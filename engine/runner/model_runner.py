@@ -1,7 +1,7 @@
 """Runs passes: rows in, commits out. The one place where a step waits for the device.
 
-Shapes: R rows, D denoise rows (first of the R) or model width after a C, C canvas positions, K picks a row,
-M = D * K picks, V vocabulary, S positions of a context.
+Shapes: D denoise rows, C canvas positions, K picks a row (concepts, where M commits are explained), T top logprobs,
+M = D * K picks or commits, V vocabulary, N lanes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..model.attention import PAGES_PER_SPLIT
 from ..model.ranking import top_k_lowest_id
 from ..model.steerling import SteerlingModel
 from ..model.weights import load_model
-from ..output import ConceptContribution, TokenAttribution
+from ..output import Commit, ConceptContribution, TokenAttribution
 from ..scheduling import PlannedRow
 from .backend import Backend, PlainBackend
 from .batch import Batch, RowTensors, make_batch, pack_rows
@@ -43,23 +43,12 @@ _EXPLAINED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class PassCommit:
-    """One commit as the device reports it."""
-
-    position: int
-    token_id: int
-    confidence: float
-    target_logit: float
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RowOutcome:
     """What one denoise row did. A row that is not finite commits nothing."""
 
     row: PlannedRow
-    commits: tuple[PassCommit, ...]
+    commits: tuple[Commit, ...]
+    """In commit order, not explained, with the pass's number of top_logprobs."""
     is_finite: bool
 
 
@@ -162,9 +151,10 @@ class ModelRunner:
         outcomes = []
         for d, row in enumerate(batch.rows[: batch.num_denoise]):
             commits = tuple(
-                PassCommit(
+                Commit(
                     position=position[d][k],
                     token_id=token[d][k],
+                    denoising_step=row.sequence.num_denoising_steps,
                     confidence=confidence[d][k],
                     target_logit=target[d][k],
                     logprob=logprob[d][k],
