@@ -15,6 +15,7 @@ from .errors import InvalidConfig
 NormOrder = Literal["pre", "post"]
 MlpType = Literal["swiglu", "standard"]
 Activation = Literal["gelu", "relu", "silu"]
+Batching = Literal["independent", "lockstep"]
 
 # Keys that Hugging Face tooling adds to config.json and that describe no part of the model.
 _FOREIGN_KEYS = frozenset(
@@ -347,6 +348,12 @@ class EngineConfig:
     """Requests that may wait for a lane before QueueFull."""
     share_prefixes: bool = True
     """Let sequences with equal prefixes share the pages of their sealed blocks."""
+    batching: Batching = "independent"
+    """`independent`: each request moves through its blocks at its own pace. `lockstep`: all wait for the slowest at
+    each block, for comparison."""
+    async_scheduling: bool | None = None
+    """Plan and launch the next pass while this one runs, and read results one pass late, so that the device never
+    waits for the host. None: on a GPU."""
     use_graphs: bool = True
     """On a GPU, capture passes as CUDA graphs. False runs them kernel by kernel, for profiling and debugging."""
     explain_interval_s: float = 0.05

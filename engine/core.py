@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,9 @@ from .output import (
     Started,
 )
 from .request import MAX_SEED, GenerateRequest
-from .runner.model_runner import KeptCommit, ModelRunner, RowOutcome
+from .runner.explaining import ExplanationInFlight, KeptCommit
+from .runner.model_runner import ModelRunner
+from .runner.pass_in_flight import PassInFlight, PassTiming, RowOutcome
 from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
 
 
@@ -62,7 +65,7 @@ class _Entry:
     unexplained: list[tuple[Commit, KeptCommit]] = field(default_factory=list)
     """Those that wait for attribution; all of one block."""
     unexplained_since: float = 0.0
-    """When the oldest of them was made, by the engine's clock."""
+    """When the engine learned of the oldest of them, by its clock."""
 
     @property
     def id(self) -> str:
@@ -74,6 +77,24 @@ class _Entry:
         """Concepts that a commit returns per head; None: all that the heads report."""
         assert self.request.attribution is not None, f"{self.id} asked for no attribution"
         return self.request.attribution.top_k
+
+
+@dataclass(slots=True, eq=False)
+class _LateCommits:
+    """Stands among the events where commits will, once they are explained."""
+
+    entry: _Entry
+    commits: list[Commit]
+    is_explained: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ending:
+    """Stands among the events where Finished will, once nothing before it is late."""
+
+    entry: _Entry
+    reason: FinishReason
+    error: str | None
 
 
 class Engine:
@@ -94,8 +115,12 @@ class Engine:
         self._recorder = GuardedRecorder(recorder or NullRecorder())
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
-        self._events: list[Event] = []
+        self._events: list[Event | _LateCommits | _Ending] = []
         """Not handed out yet. An entry lives until its Finished event is."""
+        self._in_flight: deque[tuple[Plan, PassInFlight]] = deque()
+        self._explaining: list[tuple[ExplanationInFlight, list[_LateCommits]]] = []
+        is_async = self.config.async_scheduling
+        self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
         self._num_arrived = 0
 
     @classmethod
@@ -113,8 +138,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while some request waits or runs, or has events to hand out."""
-        return bool(self._entries)
+        """True while some request waits or runs, or has events to hand out, or a pass has not been read."""
+        return bool(self._entries or self._in_flight)
 
     def stats(self) -> EngineStats:
         """What is in use now."""
@@ -174,7 +199,7 @@ class Engine:
             request=request,
             sequence=self._make_sequence(request_id, request),
             seed=secrets.randbelow(MAX_SEED) if seed is None else seed,
-            steering=plan_steering(self.runner.model, request.steering),
+            steering=self._plan_steering(request),
         )
         self.scheduler.add(entry.sequence)
         self._entries[request_id] = entry
@@ -191,21 +216,22 @@ class Engine:
         self._finish(entry, FinishReason.ABORT)
 
     def step(self) -> list[Event]:
-        """Run one pass: plan, run, apply. Returns the events of every request, each request's in order."""
-        if self.scheduler.has_work:
-            plan = self.scheduler.plan()
-            self._take_in(plan)
-            started = self._clock()
-            outcomes = self.runner.run(plan.rows, self._num_logprobs(plan))
-            self._record_pass(plan, self._clock() - started)
-            self._apply(plan, outcomes)
+        """Plan a pass, launch it, and apply a pass: this one, or with async scheduling the one before.
+
+        Returns the events that are ready, of every request, each request's in order.
+        """
+        is_launched = self._launch()
+        is_ahead = is_launched and self._is_async
+        while len(self._in_flight) > is_ahead:
+            self._land()
+        if is_ahead:
+            # Those that were asked for in the last step, behind the pass that has just been read.
+            self._take_explanations()
         self._explain_due()
+        if not is_ahead:
+            self._take_explanations()
         self._record_state()
-        events, self._events = self._events, []
-        for event in events:
-            if isinstance(event, Finished):
-                del self._entries[event.request_id]
-        return events
+        return self._take_events()
 
     def preempt(self, request_id: str) -> bool:
         """Send a running request back to the queue before the next step; False if it does not run.
@@ -257,7 +283,11 @@ class Engine:
         for request_id in request_ids:
             self.scheduler.abort(request_id)
             self._entries.pop(request_id, None)
-        self._events = [event for event in self._events if event.request_id not in request_ids]
+        self._events = [event for event in self._events if _request_id(event) not in request_ids]
+
+    def _plan_steering(self, request: GenerateRequest) -> SteeringPlan:
+        with self.runner.beside_passes():
+            return plan_steering(self.runner.model, request.steering)
 
     def _make_sequence(self, request_id: str, request: GenerateRequest) -> Sequence:
         config, sampling = self.model_config, request.sampling
@@ -277,6 +307,32 @@ class Engine:
             end_token_ids=frozenset(ends) - set(config.banned_token_ids),
             tokens_per_step=sampling.tokens_per_step,
         )
+
+    def _launch(self) -> bool:
+        """Plan the next pass and give it to the device; False if there is nothing to run."""
+        if not self.scheduler.has_work:
+            return False
+        plan = self.scheduler.plan()
+        self._take_in(plan)
+        if not plan.rows:
+            return False
+        try:
+            launched = self.runner.launch(plan.rows, self._num_logprobs(plan))
+        except BaseException:
+            self.scheduler.cancel(plan)
+            raise
+        self._in_flight.append((plan, launched))
+        return True
+
+    def _land(self) -> None:
+        """Wait for the oldest pass in flight and apply what it did."""
+        plan, launched = self._in_flight[0]
+        outcomes, timing = launched.read()
+        # Not before: an interrupt while the host waits must lose no commits.
+        self._in_flight.popleft()
+        self._record_pass(plan, timing)
+        # Rows of sequences that have ended or lost their lane since concern nobody.
+        self._apply(plan, [outcome for outcome in outcomes if self.scheduler.is_in_flight(outcome.row)])
 
     def _take_in(self, plan: Plan) -> None:
         """Explain what preempted sequences left in their lanes, then write the admitted ones into theirs."""
@@ -336,13 +392,12 @@ class Engine:
         if not commits:
             return
         if entry.request.attribution is None:
-            self._hand_out(entry, commits)
+            self._events.append(_committed(entry, commits))
             return
         if not entry.unexplained:
             entry.unexplained_since = self._clock()
-        block_size = entry.sequence.block_size
         entry.unexplained += [
-            (c, KeptCommit(outcome.row.lane, c.position % block_size, c.token_id, c.target_logit)) for c in commits
+            (c, KeptCommit(outcome.row.lane, c.position, c.token_id, c.target_logit)) for c in commits
         ]
 
     def _report_end(self, end: CanvasFinished | SequenceFinished) -> None:
@@ -365,46 +420,55 @@ class Engine:
         self._explain(due)
 
     def _explain(self, entries: list[_Entry]) -> None:
-        """Explain all that these entries have waiting, in one call, and hand the commits out."""
+        """Have all that these entries have waiting explained, in one call; the commits are handed out with that."""
         waiting = [entry for entry in entries if entry.unexplained]
         if not waiting:
             return
         kept = [item for entry in waiting for _, item in entry.unexplained]
         top_k = [entry.attribution_top_k for entry in waiting for _ in entry.unexplained]
-        attributions = iter(self.runner.explain(kept, top_k))
+        late = [_LateCommits(entry, [commit for commit, _ in entry.unexplained]) for entry in waiting]
+        self._explaining.append((self.runner.explain(kept, top_k), late))
+        self._events += late
         for entry in waiting:
-            commits = [replace(commit, attribution=next(attributions)) for commit, _ in entry.unexplained]
             entry.unexplained = []
-            self._hand_out(entry, commits)
 
-    def _hand_out(self, entry: _Entry, commits: list[Commit]) -> None:
-        entry.commits += commits
-        block = commits[0].position // entry.sequence.block_size
-        self._events.append(Committed(entry.id, block, tuple(commits)))
+    def _take_explanations(self) -> None:
+        """Wait for the explanations that have been asked for."""
+        for explanation, late_commits in self._explaining:
+            attributions = iter(explanation.read())
+            for late in late_commits:
+                late.commits = [replace(commit, attribution=next(attributions)) for commit in late.commits]
+                late.is_explained = True
+        self._explaining = []
+
+    def _take_events(self) -> list[Event]:
+        """The events that are ready. What comes behind late commits of its request waits with them."""
+        ready: list[Event] = []
+        waiting: list[Event | _LateCommits | _Ending] = []
+        blocked: set[str] = set()
+        for event in self._events:
+            request_id = _request_id(event)
+            if request_id in blocked or (isinstance(event, _LateCommits) and not event.is_explained):
+                blocked.add(request_id)
+                waiting.append(event)
+            elif isinstance(event, _LateCommits):
+                ready.append(_committed(event.entry, event.commits))
+            elif isinstance(event, _Ending):
+                ready.append(_finished(event))
+                del self._entries[request_id]
+            else:
+                ready.append(event)
+        self._events = waiting
+        return ready
 
     def _finish(self, entry: _Entry, reason: FinishReason, error: str | None = None) -> None:
-        sequence = entry.sequence
-        output = Output(
-            request_id=entry.id,
-            token_ids=tuple(sequence.text_token_ids),
-            finish_reason=reason,
-            commits=tuple(entry.commits),
-            num_forward_passes=sequence.num_forward_passes,
-            num_denoising_steps=sequence.num_denoising_steps,
-            num_blocks=sequence.num_blocks,
-            num_prompt_tokens=sequence.prompt_length,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_preemptions=sequence.num_preemptions,
-            seed=entry.seed,
-            steering=entry.steering.resolved,
-            error=error,
-        )
-        self._events.append(Finished(entry.id, output))
+        self._events.append(_Ending(entry, reason, error))
 
-    def _record_pass(self, plan: Plan, seconds: float) -> None:
+    def _record_pass(self, plan: Plan, timing: PassTiming) -> None:
         self._recorder.count("engine_passes")
         self._recorder.observe("engine_rows", len(plan.rows))
-        self._recorder.observe("engine_pass_seconds", seconds)
+        self._recorder.observe("engine_pass_seconds", timing.device)
+        self._recorder.observe("engine_wait_seconds", timing.wait)
 
     def _record_state(self) -> None:
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
@@ -423,3 +487,33 @@ def _describe_failure(sequence: Sequence) -> str:
         f"[{canvas.start}, {canvas.stop}); check the checkpoint, "
         "and that strengths and logit_bias leave some token to choose"
     )
+
+
+def _request_id(event: Event | _LateCommits | _Ending) -> str:
+    return event.entry.id if isinstance(event, _LateCommits | _Ending) else event.request_id
+
+
+def _committed(entry: _Entry, commits: list[Commit]) -> Committed:
+    """Hand commits of one block out."""
+    entry.commits += commits
+    return Committed(entry.id, commits[0].position // entry.sequence.block_size, tuple(commits))
+
+
+def _finished(ending: _Ending) -> Finished:
+    entry, sequence = ending.entry, ending.entry.sequence
+    output = Output(
+        request_id=entry.id,
+        token_ids=tuple(sequence.text_token_ids),
+        finish_reason=ending.reason,
+        commits=tuple(entry.commits),
+        num_forward_passes=sequence.num_forward_passes,
+        num_denoising_steps=sequence.num_denoising_steps,
+        num_blocks=sequence.num_blocks,
+        num_prompt_tokens=sequence.prompt_length,
+        num_cached_tokens=sequence.num_cached_tokens,
+        num_preemptions=sequence.num_preemptions,
+        seed=entry.seed,
+        steering=entry.steering.resolved,
+        error=ending.error,
+    )
+    return Finished(entry.id, output)

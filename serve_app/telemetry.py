@@ -31,7 +31,10 @@ METRICS: dict[str, Metric] = {
     "engine_passes": Metric(kind="counter", description="Forward passes.", unit="passes"),
     "engine_rows": Metric(kind="histogram", description="Rows in a pass.", unit="rows", buckets=_ROWS),
     "engine_pass_seconds": Metric(
-        kind="histogram", description="Time from one pass to the next.", unit="seconds", buckets=_SECONDS
+        kind="histogram", description="Device time of a pass.", unit="seconds", buckets=_SECONDS
+    ),
+    "engine_wait_seconds": Metric(
+        kind="histogram", description="Time that the host waited for a pass.", unit="seconds", buckets=_SECONDS
     ),
     "engine_commits": Metric(kind="counter", description="Tokens committed.", unit="tokens"),
     "pages_free": Metric(kind="gauge", description="Pages without content.", unit="pages"),

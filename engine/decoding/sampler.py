@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..model.ranking import top_k_lowest_id
+
 NEGATIVE_INFINITY = float("-inf")
 # The reference's entropy-adaptive temperature: from 0.3 for a certain position to 0.7 for an open one.
 _LOWEST_TEMPERATURE = 0.3
@@ -133,3 +135,11 @@ def choose_tokens(logits_MV: Tensor, choice: Choice, uniform_M: Tensor) -> Tenso
     # Rounding can lift the target to the whole mass; the last token with any probability takes it.
     last_M = (probs_MV.shape[-1] - 1) - (probs_MV > 0).flip(-1).int().argmax(dim=-1)
     return torch.where(choice.is_greedy_M, greedy_M, torch.minimum(drawn_M, last_M))
+
+
+def top_logprobs(raw_DKV: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The `num` likeliest tokens of each pick by raw logits, best first: ids [D, K, num] and log-probabilities."""
+    logprobs_MV = raw_DKV.flatten(0, 1).log_softmax(dim=-1)
+    id_MT = top_k_lowest_id(logprobs_MV, num)
+    shape = (*raw_DKV.shape[:2], id_MT.shape[-1])
+    return id_MT.view(shape), logprobs_MV.gather(1, id_MT).view(shape)

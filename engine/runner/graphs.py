@@ -25,7 +25,6 @@ _BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 class _Captured:
     """One bucket's graphs over the same input buffer."""
 
-    staging: Tensor
     inputs: Tensor
     rows: RowTensors
     forward: torch.cuda.CUDAGraph
@@ -67,16 +66,15 @@ class GraphedPasses:
         num_rows = next(bucket for bucket in self._buckets if bucket >= len(batch.rows))
         table_length = next(length for length in self._table_lengths if length >= batch.num_pages)
         captured = self._captured[num_rows, table_length]
-        captured.staging.copy_(
-            pack_rows(
-                batch,
-                num_rows,
-                table_length,
-                idle_lane=self._program.lanes.idle_lane,
-                scratch_page=self._scratch_page,
-            )
+        packed = pack_rows(
+            batch,
+            num_rows,
+            table_length,
+            idle_lane=self._program.lanes.idle_lane,
+            scratch_page=self._scratch_page,
         )
-        captured.inputs.copy_(captured.staging, non_blocking=True)
+        # Pinned anew for each pass: the copy may still wait behind the pass before.
+        captured.inputs.copy_(packed.pin_memory(), non_blocking=True)
         if batch.num_picks == 1:
             captured.full.replay()
             return captured.decision
@@ -96,8 +94,7 @@ class GraphedPasses:
             scratch_page=self._scratch_page,
         )
         assert len(idle) == packed_size(num_rows, table_length)
-        staging = idle.pin_memory()
-        inputs = staging.to(program.lanes.device)
+        inputs = idle.to(program.lanes.device)
         rows = RowTensors.unpack(inputs, num_rows)
         stream = torch.cuda.Stream(program.lanes.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -110,4 +107,4 @@ class GraphedPasses:
             canvas = program.forward(rows)
         with torch.cuda.graph(full, pool=self._pool):
             decision = program.decide(rows, program.forward(rows), num_rows, 1)
-        return _Captured(staging, inputs, rows, forward, canvas, full, decision)
+        return _Captured(inputs, rows, forward, canvas, full, decision)

@@ -54,8 +54,13 @@ class Lanes:
         self.vector_NGD = lane_tensor(MAX_STEERING_GROUPS, config.n_embd, dtype=torch.float32)
         self.layer_NG = lane_tensor(MAX_STEERING_GROUPS, dtype=torch.int64)
         self.cutoff_NG = lane_tensor(MAX_STEERING_GROUPS, dtype=torch.int64)
-        self.hidden_NCD = lane_tensor(block_size, config.n_embd, dtype=dtype)
-        """Hidden state of the pass that committed each canvas position, kept until it is explained."""
+        self.hidden_NCD = lane_tensor(2 * block_size, config.n_embd, dtype=dtype)
+        """Hidden state of the pass that committed each position, kept until it is explained: of this canvas and of the
+        one before, which the host may learn of when this one has begun. See `hidden_slot`."""
+
+    def hidden_slot(self, position: Tensor) -> Tensor:
+        """Where `hidden_NCD` keeps the hidden state of a position (int64, any shape)."""
+        return position % self.hidden_NCD.shape[1]
 
     def write(self, lane: int, sequence: Sequence, sampling: SamplingParams, seed: int, steering: SteeringPlan) -> None:
         """Put a sequence, new or resumed, into a lane."""

@@ -1,35 +1,32 @@
-"""Runs passes: rows in, commits out. The one place where a step waits for the device.
-
-Shapes: D denoise rows, C canvas positions, K picks a row (concepts, where M commits are explained), T top logprobs,
-M = D * K picks or commits, V vocabulary, N lanes.
-"""
+"""Launches passes: rows in, commits out once they are read."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..config import EngineConfig, ModelConfig
-from ..decoding import attribution
+from ..decoding import sampler
 from ..errors import InvalidConfig
 from ..model import fused_support
 from ..model.attention import PAGES_PER_SPLIT
-from ..model.ranking import top_k_lowest_id
 from ..model.steerling import SteerlingModel
 from ..model.weights import load_model
-from ..output import Commit, ConceptContribution, TokenAttribution
 from ..scheduling import PlannedRow
 from .backend import Backend, PlainBackend
 from .batch import Batch, RowTensors, make_batch, pack_rows
+from .explaining import ExplanationInFlight, KeptCommit
 from .graphs import GraphedPasses
 from .kv_cache import KVCache, page_bytes, plan_num_pages
 from .lanes import Lanes
+from .pass_in_flight import PassInFlight
 from .passes import Decision, PassProgram
+from .transfer import Stopwatch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Triton comes with torch's CUDA builds and with no other."""
@@ -37,30 +34,6 @@ if HAS_TRITON:
     from .fused_backend import FusedBackend
 
 logger = logging.getLogger(__name__)
-
-_EXPLAINED_AT_ONCE = 256
-"""Commits, each of which gathers an embedding for every concept it reports: a bound on memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowOutcome:
-    """What one denoise row did. A row that is not finite commits nothing."""
-
-    row: PlannedRow
-    commits: tuple[Commit, ...]
-    """In commit order, not explained, with the pass's number of top_logprobs."""
-    is_finite: bool
-
-
-@dataclass(frozen=True, slots=True)
-class KeptCommit:
-    """Where the hidden state of a commit waits to be explained."""
-
-    lane: int
-    offset: int
-    """Within the canvas."""
-    token_id: int
-    target_logit: float
 
 
 class ModelRunner:
@@ -81,6 +54,7 @@ class ModelRunner:
                 f"{engine.num_lanes} lanes and {engine.num_pages or 'the planned'} pages do not fit into the memory of "
                 f"{self.device}; lower max_lanes or num_pages ({error})"
             ) from error
+        self._side_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         backend = self._make_backend()
         self._program = PassProgram(model, self.lanes, backend)
         self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
@@ -100,15 +74,37 @@ class ModelRunner:
         return load_model(path, device=device, dtype=dtype)
 
     @torch.no_grad()
-    def run(self, rows: tuple[PlannedRow, ...], num_logprobs: int) -> list[RowOutcome]:
-        """Run one pass over the rows and wait for its commits.
+    def launch(self, rows: tuple[PlannedRow, ...], num_logprobs: int) -> PassInFlight:
+        """Give the device one pass over the rows, at least one, and do not wait for it.
 
         Writes the rows' pages, the lanes' canvases and kept hidden states. `num_logprobs` is the most that any
         row's request asks for.
         """
+        stopwatch = Stopwatch(self.device)
         batch = make_batch(rows, num_logprobs)
         decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
-        return [] if decision is None else self._read_back(batch, decision)
+        top_logprobs = None
+        if decision is not None and num_logprobs:
+            top_logprobs = sampler.top_logprobs(decision.raw_DKV, num_logprobs)
+        return PassInFlight(batch, decision, top_logprobs, stopwatch)
+
+    @torch.no_grad()
+    def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> ExplanationInFlight:
+        """Have commits explained from their kept hidden states, and do not wait for it.
+
+        `top_k[i]` cuts what is returned for commit i.
+        """
+        return ExplanationInFlight(self.model, self.lanes, kept, top_k)
+
+    @contextmanager
+    def beside_passes(self) -> Iterator[None]:
+        """Device work in here runs beside the passes in flight, and is done at the end. It must not touch lanes."""
+        if self._side_stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._side_stream):
+            yield
+        self._side_stream.synchronize()
 
     def _make_backend(self) -> Backend:
         is_fused = HAS_TRITON and self.device.type == "cuda" and fused_support.is_supported(self.config)
@@ -141,63 +137,6 @@ class ModelRunner:
             scratch_page=self.cache.scratch_page,
         )
 
-    def _read_back(self, batch: Batch, decision: Decision) -> list[RowOutcome]:
-        chosen = torch.stack((decision.position_DK, decision.token_DK, decision.is_commit_DK.long()))
-        values = torch.stack((decision.confidence_DK, decision.target_logit_DK, decision.logprob_DK))
-        top_id, top_logprob = _top_logprobs(decision.raw_DKV, batch.num_logprobs)
-        position, token, is_commit = chosen.tolist()
-        confidence, target, logprob = values.tolist()
-        is_finite = decision.is_finite_D.tolist()
-        outcomes = []
-        for d, row in enumerate(batch.rows[: batch.num_denoise]):
-            commits = tuple(
-                Commit(
-                    position=position[d][k],
-                    token_id=token[d][k],
-                    denoising_step=row.sequence.num_denoising_steps,
-                    confidence=confidence[d][k],
-                    target_logit=target[d][k],
-                    logprob=logprob[d][k],
-                    top_logprobs=tuple(zip(top_id[d][k], top_logprob[d][k], strict=True)),
-                )
-                for k in range(len(position[d]))
-                if is_commit[d][k]
-            )
-            outcomes.append(RowOutcome(row=row, commits=commits, is_finite=is_finite[d]))
-        return outcomes
-
-    def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> list[TokenAttribution]:
-        """Explain commits from their kept hidden states; `top_k[i]` cuts what is returned for commit i."""
-        starts = range(0, len(kept), _EXPLAINED_AT_ONCE)
-        slices = [slice(start, start + _EXPLAINED_AT_ONCE) for start in starts]
-        return [item for part in slices for item in self._explain(kept[part], top_k[part])]
-
-    @torch.no_grad()
-    def _explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> list[TokenAttribution]:
-        lane_M = torch.tensor([item.lane for item in kept], device=self.device)
-        offset_M = torch.tensor([item.offset for item in kept], device=self.device)
-        explanation = attribution.explain(
-            self.model,
-            self.lanes.hidden_NCD[lane_M, offset_M],
-            torch.tensor([item.token_id for item in kept], device=self.device),
-            torch.tensor([item.target_logit for item in kept], dtype=torch.float32, device=self.device),
-        )
-        known = _contributions(explanation.known, top_k)
-        discovered = _contributions(explanation.discovered, top_k)
-        epsilon = explanation.epsilon_M.tolist()
-        known_total = explanation.known.contributions_MK.sum(dim=-1).tolist()
-        discovered_total = explanation.discovered.contributions_MK.sum(dim=-1).tolist()
-        return [
-            TokenAttribution(
-                known=known[m],
-                discovered=discovered[m],
-                known_total=known_total[m],
-                discovered_total=discovered_total[m],
-                epsilon=epsilon[m],
-            )
-            for m in range(len(kept))
-        ]
-
 
 def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
     """The device and dtype that `auto` stands for here; raises InvalidConfig for a device that is not there."""
@@ -215,25 +154,3 @@ def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
     if engine.dtype == "auto":
         return device, torch.bfloat16 if device.type == "cuda" else torch.float32
     return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[engine.dtype]
-
-
-def _top_logprobs(raw_DKV: Tensor, num: int) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-    """Ids and log-probabilities of the `num` likeliest tokens of each pick, best first."""
-    if num == 0:
-        none: list[list[list[int]]] = [[[] for _ in range(raw_DKV.shape[1])] for _ in range(raw_DKV.shape[0])]
-        return none, [[[] for _ in picks] for picks in none]
-    logprobs_MV = raw_DKV.flatten(0, 1).log_softmax(dim=-1)
-    id_MT = top_k_lowest_id(logprobs_MV, num)
-    shape = (*raw_DKV.shape[:2], id_MT.shape[-1])
-    return id_MT.view(shape).tolist(), logprobs_MV.gather(1, id_MT).view(shape).tolist()
-
-
-def _contributions(part: attribution.HeadExplanation, top_k: list[int | None]) -> list[tuple[ConceptContribution, ...]]:
-    ids, weights, contributions = part.ids_MK.tolist(), part.weights_MK.tolist(), part.contributions_MK.tolist()
-    return [
-        tuple(
-            ConceptContribution(*item)
-            for item in zip(ids[m][:most], weights[m][:most], contributions[m][:most], strict=True)
-        )
-        for m, most in enumerate(top_k)
-    ]

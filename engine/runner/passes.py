@@ -45,6 +45,21 @@ class Decision:
     logprob_DK: Tensor
     is_finite_D: Tensor
 
+    def packed(self) -> Tensor:
+        """What the host reads, [D, K, 7] in one float64 tensor, which holds every id exactly: position, token,
+        is_commit, confidence, target logit, log-probability, is_finite."""
+        is_finite_DK = self.is_finite_D[:, None].expand_as(self.is_commit_DK)
+        parts = (
+            self.position_DK,
+            self.token_DK,
+            self.is_commit_DK,
+            self.confidence_DK,
+            self.target_logit_DK,
+            self.logprob_DK,
+            is_finite_DK,
+        )
+        return torch.stack([part.double() for part in parts], dim=-1)
+
 
 class PassProgram:
     """The device code of a pass over one model's lanes and pages."""
@@ -147,9 +162,9 @@ class PassProgram:
         is_commit_DK, position_DK, token_DK = decision.is_commit_DK, decision.position_DK, decision.token_DK
         # A lane may have two rows in a pass: what is no commit goes to the idle lane, where nobody reads it.
         lane_DK = torch.where(is_commit_DK, lane_D[:, None], lanes.idle_lane)
-        offset_DK = position_DK % config.diff_block_size
         lanes.token_ids_NS[lane_DK, position_DK] = token_DK
-        lanes.hidden_NCD[lane_DK, offset_DK] = _at(hidden_DCD, offset_DK)
+        hidden_DKD = _at(hidden_DCD, position_DK % config.diff_block_size)
+        lanes.hidden_NCD[lane_DK, lanes.hidden_slot(position_DK)] = hidden_DKD
         lanes.num_committed_N.index_add_(0, lane_D, is_commit_DK.sum(dim=-1))
         limit_D = lanes.limit_N[lane_D]
         is_end_DK = is_commit_DK & lanes.is_end_NV[lane_DK, token_DK]

@@ -34,7 +34,10 @@ class PlannedRow:
     key_length: int
     """Positions the row attends to: its block's end, cut at the sequence's limit."""
     num_commits: int
-    """Tokens that a DENOISE row commits; 0 for the other kinds."""
+    """Most tokens that a DENOISE row commits; 0 for the other kinds."""
+    num_certain_commits: int
+    """Tokens that it commits for certain, unless the text ends or its logits are not finite: what may be counted on
+    before the pass has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Plan:
 
     rows: tuple[PlannedRow, ...]
     """Denoise rows, then seal rows, then prefill rows. Their order means nothing for the results, since
-    every row writes its keys and values before any row attends."""
+    every row writes its keys and values before any row attends. None if all that runs awaits results."""
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[Preemption, ...] = ()
 

@@ -3,6 +3,9 @@
     plan = scheduler.plan()                     # run it on the device, then:
     changes = scheduler.apply(plan, results)
 
+Plans may run ahead of results: the next one may be made before the last one is applied. It then counts on what is
+certain of the passes in flight; what they turn out to have made void is dropped when their results come.
+
 Knows sequences, pages, lanes and budgets. Must not know tensors, devices, clocks or threads: the
 same calls always give the same plans.
 """
@@ -30,7 +33,7 @@ from .plan import (
     SequenceFinished,
 )
 from .prefix_index import PrefixIndex
-from .rows import RowBudget, choose_rows
+from .rows import Outlook, RowBudget, choose_rows, look_ahead
 from .sequence import Sequence, Status
 
 
@@ -58,6 +61,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # in order of service
         self._running: list[Sequence] = []  # in order of service
+        self._in_flight: dict[Sequence, list[PlannedRow]] = {}  # planned and not applied, of running sequences
         self._had_prefill_row = True  # the last pass; the first one need not make up for another
         self._num_turns = 0
 
@@ -126,7 +130,8 @@ class Scheduler:
     def abort(self, sequence_id: str) -> bool:
         """Drop a sequence and free its lane and pages at once; False if the id is unknown or has ended.
 
-        Between `plan` and `apply` too: its rows in that pass are then ignored.
+        Between `plan` and `apply` too: its rows in flight are then ignored. Passes run in the order of their plans,
+        so whoever gets the lane and the pages next writes them after those rows did.
         """
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
@@ -135,7 +140,10 @@ class Scheduler:
         return True
 
     def preempt(self, sequence_id: str) -> bool:
-        """Send a running sequence back to the queue before the next plan; False if it does not run."""
+        """Send a running sequence back to the queue before the next plan; False if it does not run.
+
+        Its rows in flight are ignored, and it makes the same commits again.
+        """
         sequence = self._sequences.get(sequence_id)
         if sequence is None or not sequence.is_running:
             return False
@@ -145,13 +153,15 @@ class Scheduler:
     def plan(self) -> Plan:
         """Decide the next pass: take up shared pages, find room for canvases, admit, choose rows.
 
-        Rows are never empty while there is work. `apply` must follow before the next plan.
+        While there is work, rows are empty only if all that runs awaits the results of passes in flight. Every plan
+        must be applied, in order.
         """
         for sequence in self._running:
             self._adopt_prefilled(sequence)
         preempted = self._allocate_canvases()
         admitted = self._admit()
-        has_prefilling = any(s.is_prefilling for s in self._running)
+        outlooks = [self._look_ahead(sequence) for sequence in self._running]
+        has_prefilling = any(outlook.is_prefilling for outlook in outlooks)
         budget = RowBudget(
             max_rows=self._config.max_rows,
             max_prefill_rows=self._config.prefill_row_limit,
@@ -159,11 +169,15 @@ class Scheduler:
             # one; not each, or two rows would never be left for a seal row and its denoise row.
             num_reserved=int(has_prefilling and not self._had_prefill_row),
             share_prefixes=self._config.share_prefixes,
+            is_lockstep=self._config.batching == "lockstep",
         )
-        rows = choose_rows(self._running, budget)
-        assert rows or not self.has_work, "sequences wait but none can move"
+        rows = choose_rows(outlooks, budget, [row for rows in self._in_flight.values() for row in rows])
+        assert rows or self._in_flight or not self.has_work, "sequences wait but none can move"
         plan = Plan(rows, tuple(admitted), tuple(preempted))
-        self._had_prefill_row = bool(plan.prefill_rows)
+        if rows:
+            self._had_prefill_row = bool(plan.prefill_rows)
+        for row in rows:
+            self._in_flight.setdefault(row.sequence, []).append(row)
         for row in plan.denoise_rows:
             self._join_line(row.sequence)
         return plan
@@ -171,25 +185,38 @@ class Scheduler:
     def apply(self, plan: Plan, results: Iterable[RowResult]) -> list[Change]:
         """Record what the pass did and return what changed, each sequence's changes in order.
 
-        `results` holds one result for each denoise row whose sequence was not aborted since; others are ignored.
+        `results` holds one result for each denoise row that `is_in_flight`; others are ignored.
         The pass's commits come behind a CanvasStarted and before all other changes.
         """
         results = list(results)
         result_of = {result.sequence_id: result for result in results}
         assert len(result_of) == len(results), "a sequence has two results"
-        assert all(row.sequence.id in result_of for row in plan.denoise_rows if row.sequence.is_running)
-        live = [row for row in plan.rows if row.sequence.is_running]
+        live = [row for row in plan.rows if self.is_in_flight(row)]
+        for row in live:
+            self._land(row)
         for sequence in {row.sequence.id: row.sequence for row in live}.values():
             sequence.num_forward_passes += 1
         # Seals first: a sequence that ends in this pass leaves its sealed pages to the prefix index.
+        denoised = []
         for row in live:
-            if row.kind is not RowKind.DENOISE:
+            # Where a block turned out to be finished, the denoise row that was on its way found no masks: it sealed.
+            if row.kind is RowKind.DENOISE and row.block == row.sequence.block:
+                assert row.sequence.id in result_of, f"{row.sequence.id} has no result"
+                denoised.append(row)
+            else:
+                assert row.kind is not RowKind.DENOISE or row.sequence.is_adaptive, f"{row.sequence.id}: a late row"
                 self._seal(row)
-        changes: list[Change] = []
-        for row in live:
-            if row.kind is RowKind.DENOISE:
-                changes += self._denoise(row, result_of[row.sequence.id])
-        return changes
+        return [change for row in denoised for change in self._denoise(row, result_of[row.sequence.id])]
+
+    def cancel(self, plan: Plan) -> None:
+        """The newest plan was not run: its rows will be planned again."""
+        for row in plan.rows:
+            if self.is_in_flight(row):
+                self._land(row)
+
+    def is_in_flight(self, row: PlannedRow) -> bool:
+        """True until the row's plan is applied, or its sequence ends or loses its lane: then it concerns nobody."""
+        return any(row is other for other in self._in_flight.get(row.sequence, ()))
 
     def check_integrity(self) -> None:
         """Assert that pages, lanes, queues and sequences agree. Valid between any two calls."""
@@ -197,9 +224,10 @@ class Scheduler:
         num_holders = [0] * self._pool.num_pages
         for sequence in self._running:
             assert sequence.is_running and sequence.lane is not None, sequence.id
-            # Only a sequence that has just begun a canvas may still lack its page.
-            has_canvas_page = len(sequence.page_ids) == sequence.block + 1
-            assert has_canvas_page or len(sequence.page_ids) == sequence.block >= sequence.num_prefill_blocks + 1
+            canvas = self._look_ahead(sequence).canvas
+            # Only a sequence that is about to begin a canvas may still lack its page.
+            has_canvas_page = len(sequence.page_ids) == canvas + 1
+            assert has_canvas_page or len(sequence.page_ids) == canvas >= sequence.num_prefill_blocks + 1
             assert sequence.block - 1 <= sequence.num_sealed <= sequence.block or sequence.is_prefilling, sequence.id
             for block, page_id in enumerate(sequence.page_ids):
                 num_holders[page_id] += 1
@@ -214,12 +242,23 @@ class Scheduler:
         assert sorted(lane for lane in lanes if lane is not None) == list(range(self._config.num_lanes)), lanes
         for queue in (self._waiting, self._running):
             assert queue == sorted(queue, key=_order), "a queue is out of order"
+        assert all(rows and sequence.is_running for sequence, rows in self._in_flight.items())
         assert {s.id: s for s in self._waiting + self._running} == self._sequences
         assert len(self._waiting) + len(self._running) == len(self._sequences)
 
+    def _look_ahead(self, sequence: Sequence) -> Outlook:
+        return look_ahead(sequence, self._in_flight.get(sequence, ()))
+
+    def _land(self, row: PlannedRow) -> None:
+        """The row is in flight no more."""
+        rows = [other for other in self._in_flight.pop(row.sequence) if other is not row]
+        if rows:
+            self._in_flight[row.sequence] = rows
+
     def _adopt_prefilled(self, sequence: Sequence) -> None:
         """Take up pages that others have sealed since: blocks found this way need no prefill row."""
-        while sequence.is_prefilling:
+        # Not while rows of its own are on their way to write these blocks.
+        while sequence.is_prefilling and sequence not in self._in_flight:
             page_id = self._prefix_index.find(sequence.prefix_key(sequence.num_sealed))
             if page_id is None:
                 break
@@ -231,12 +270,19 @@ class Scheduler:
         preempted: list[Preemption] = []
         for sequence in list(self._running):
             # Sequences later in this list may have been preempted for earlier ones.
-            if sequence.is_running and len(sequence.page_ids) == sequence.block:
-                while self._pool.num_available == 0 and sequence.is_running:
+            if sequence.is_running and len(sequence.page_ids) == self._look_ahead(sequence).canvas:
+                while self._may_preempt_for(sequence):
                     preempted.append(self._preempt_last())
-                if sequence.is_running:
+                if sequence.lane is not None and self._pool.num_available:
                     sequence.page_ids.append(self._pool.allocate())
         return preempted
+
+    def _may_preempt_for(self, sequence: Sequence) -> bool:
+        """True while pages lack, the sequence runs, and the one that would go loses no work if it is this one."""
+        if self._pool.num_available or not sequence.is_running:
+            return False
+        # It waits for the results of its own rows first, or it would make the same commits for ever.
+        return sequence is not self._running[-1] or sequence not in self._in_flight
 
     def _preempt_last(self) -> Preemption:
         """Send the least important, youngest running sequence back to the queue."""
@@ -304,7 +350,6 @@ class Scheduler:
     def _denoise(self, row: PlannedRow, result: RowResult) -> list[Change]:
         """Apply a denoising step, and finish the canvas and the text if it filled them."""
         sequence, block = row.sequence, row.block
-        assert block == sequence.block, f"{sequence.id}: block {block} was denoised, the canvas is {sequence.block}"
         changes: list[Change] = []
         canvas = sequence.canvas_range(block)
         if not sequence.has_begun_canvas:
@@ -347,6 +392,7 @@ class Scheduler:
     def _release(self, sequence: Sequence, status: Status) -> None:
         """Take a running sequence's lane and pages away."""
         assert sequence.lane is not None
+        self._in_flight.pop(sequence, None)
         self._running.remove(sequence)
         heapq.heappush(self._free_lanes, sequence.lane)
         self._pool.release_all(sequence.page_ids)

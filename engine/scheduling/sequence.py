@@ -54,6 +54,8 @@ class Sequence:
     """Tokens that end the text where they are committed."""
     tokens_per_step: int = 1
     """Most commits of a denoising step."""
+    is_adaptive: bool = False
+    """A step commits as many as its confidences allow, at least one; else `tokens_per_step`, or all that is left."""
 
     prompt_length: int = field(init=False)
     limit: int = field(init=False)

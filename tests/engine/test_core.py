@@ -99,7 +99,7 @@ class TestEvents:
     def test_how_many_are_explained_at_once_changes_nothing_in_them(self, make_engine, monkeypatch):
         asked = [request(attribution=AttributionParams(top_k=k), seed=0, tokens_per_step=BLOCK) for k in (None, 2)]
         whole = make_engine(EOT).generate(asked)
-        monkeypatch.setattr("engine.runner.model_runner._EXPLAINED_AT_ONCE", 3)
+        monkeypatch.setattr("engine.runner.explaining._EXPLAINED_AT_ONCE", 3)
         for output, expected in zip(make_engine(EOT).generate(asked), whole, strict=True):
             for a, b in zip(output.commits, expected.commits, strict=True):
                 assert (a.token_id, len(a.attribution.known)) == (b.token_id, len(b.attribution.known))
@@ -365,17 +365,17 @@ class TestGenerate:
         """The requests of an interrupted cell went on in the next one's passes, and their ids were in use."""
         engine = make_engine(EOT, max_lanes=2, explain_interval_s=1000.0)
         asked = [replace(request(attribution=AttributionParams(), seed=n), request_id=f"r{n}") for n in range(3)]
-        run, passes = engine.runner.run, iter(range(num_passes))
+        launch, passes = engine.runner.launch, iter(range(num_passes))
 
         def failing(*arguments):
             if next(passes, None) is None:
                 raise error
-            return run(*arguments)
+            return launch(*arguments)
 
-        engine.runner.run = failing
+        engine.runner.launch = failing
         with pytest.raises(error):
             engine.generate(asked)
-        engine.runner.run = run
+        engine.runner.launch = launch
         self.assert_is_clean(engine)
         again, expected = engine.generate(asked), make_engine(EOT).generate(asked)
         assert [output.token_ids for output in again] == [output.token_ids for output in expected]

@@ -129,6 +129,11 @@ CONFIGS = {
     "one lane": {"max_lanes": 1},
     "too few pages for all": {"num_pages": 9},
     "too few pages, nothing shared": {"num_pages": 8, "share_prefixes": False, "max_lanes": 8},
+    "results one pass late": {"async_scheduling": True},
+    "late results, two rows a pass": {"async_scheduling": True, "max_rows": 2, "max_lanes": 2},
+    "late results, too few pages for all": {"async_scheduling": True, "num_pages": 9},
+    "lockstep": {"batching": "lockstep"},
+    "lockstep, late results": {"batching": "lockstep", "async_scheduling": True, "max_rows": 4},
 }
 
 
@@ -146,7 +151,16 @@ def test_in_a_batch_of_eight_every_request_gives_what_it_gives_alone(make_engine
 @pytest.mark.parametrize(
     "arrivals", [[0, 1, 2, 3, 4, 5, 6, 7], [9, 0, 17, 3, 3, 0, 25, 8], [0, 30, 0, 30, 0, 30, 0, 30]]
 )
-@pytest.mark.parametrize("config", ["plenty", "one prefill row a pass", "too few pages for all"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "plenty",
+        "one prefill row a pass",
+        "too few pages for all",
+        "late results, too few pages for all",
+        "lockstep, late results",
+    ],
+)
 def test_the_order_of_arrival_changes_nothing(make_engine, alone, arrivals, config):
     outputs = run(make_engine(PLAIN, **CONFIGS[config]), requests(), arrivals)
     for index, output in enumerate(outputs):
@@ -207,10 +221,10 @@ def test_the_block_being_denoised_is_never_found_as_a_prefix(make_engine):
 
 
 @pytest.mark.parametrize("index", range(8))
-@pytest.mark.parametrize("share_prefixes", [True, False])
-def test_preempted_at_any_step_a_request_continues_to_the_same_end(make_engine, alone, index, share_prefixes):
+@pytest.mark.parametrize(("share_prefixes", "is_async"), [(True, False), (False, False), (True, True)])
+def test_preempted_at_any_step_a_request_continues_to_the_same_end(make_engine, alone, index, share_prefixes, is_async):
     """One once livelocked, or came back with fewer pages than it needed."""
-    engine = make_engine(PLAIN, share_prefixes=share_prefixes, max_prefill_rows=2)
+    engine = make_engine(PLAIN, share_prefixes=share_prefixes, max_prefill_rows=2, async_scheduling=is_async)
     asked = requests()[index]
     stop, num_preempted = 0, 0
     while True:
@@ -323,12 +337,18 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS, st.sampled_from([8, 11, 40]), st.sampled_from([2, 3, 7]), st.booleans())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ACTIONS, st.sampled_from([8, 11, 40]), st.sampled_from([2, 3, 7]), st.booleans(), st.booleans())
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_under_any_mix_of_arrivals_aborts_and_preemptions_pages_add_up_and_results_hold(
-    checkpoint, alone, actions, num_pages, max_rows, share_prefixes
+    checkpoint, alone, actions, num_pages, max_rows, share_prefixes, is_async
 ):
-    config = EngineConfig(device="cpu", num_pages=num_pages, max_rows=max_rows, share_prefixes=share_prefixes)
+    config = EngineConfig(
+        device="cpu",
+        num_pages=num_pages,
+        max_rows=max_rows,
+        share_prefixes=share_prefixes,
+        async_scheduling=is_async,
+    )
     engine = Engine.from_checkpoint(checkpoint(PLAIN), config)
     asked = requests()
     ids, aborted, outputs = [], set(), {}

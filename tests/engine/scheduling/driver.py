@@ -8,9 +8,9 @@ a page with anything but the final tokens of its own prefix is a fault.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from engine.config import EngineConfig
@@ -29,6 +29,7 @@ from engine.scheduling import (
     Sequence,
     SequenceFinished,
 )
+from engine.scheduling.rows import Outlook, look_ahead
 
 MASK, EOS, PAD, END = range(4)
 FIRST_WORD = 10
@@ -52,6 +53,8 @@ class Spec:
     """Empty: its id. Two requests with one prompt and one stream write the same text."""
     end_percent: int = 0
     """How many of a hundred positions would get an end token."""
+    is_adaptive: bool = False
+    """A step fills as many as it likes, up to `tokens_per_step`."""
 
     def order_at(self, position: int) -> int:
         return draw("order", self.stream or self.id, position)
@@ -62,7 +65,10 @@ class Spec:
 
     def steps(self, masked: Iterable[int]) -> list[int]:
         """Which of the masked positions the next denoising step fills, in commit order."""
-        return sorted(masked, key=self.order_at)[: self.tokens_per_step]
+        most = self.tokens_per_step
+        masked = sorted(masked, key=self.order_at)
+        num_filled = 1 + draw("number", self.stream or self.id, tuple(masked)) % most if self.is_adaptive else most
+        return masked[:num_filled]
 
 
 def prompt_of(family: int, length: int) -> tuple[int, ...]:
@@ -83,6 +89,7 @@ def make_sequence(spec: Spec, *, block_size: int = 4, arrival: int = 0) -> Seque
         pad_token_id=PAD,
         end_token_ids=frozenset({END}),
         tokens_per_step=spec.tokens_per_step,
+        is_adaptive=spec.is_adaptive,
     )
 
 
@@ -106,21 +113,46 @@ def generate_alone(spec: Spec, block_size: int) -> tuple[list[int], FinishReason
     return [text[p] for p in range(len(spec.prompt), limit)], FinishReason.LENGTH
 
 
+@dataclass
+class PretendedLane:
+    """What a device knows of a sequence: its tokens when it came, and what it committed itself since."""
+
+    sequence: Sequence
+    token_ids: list[int] = field(init=False)
+    has_failed: bool = False
+    """Its logits were not finite: what it does until the host learns of that concerns nobody."""
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.sequence.token_ids)
+
+    def denoise(self, row: PlannedRow, spec: Spec) -> list[tuple[int, int]]:
+        """Commit as the spec says; right of the leftmost end there is nothing to fill."""
+        canvas = self.sequence.canvas_range(row.block)
+        positions = spec.steps(p for p in canvas if self.token_ids[p] == MASK)
+        commits = [(p, spec.token_at(p)) for p in positions]
+        for position, token_id in commits:
+            self.token_ids[position] = token_id
+        ends = [p for p in canvas if self.token_ids[p] == END]
+        if ends:
+            self.token_ids[min(ends) + 1 : canvas.stop] = [EOS] * (canvas.stop - min(ends) - 1)
+        return commits
+
+
 class PretendedDevice:
     """Runs plans on pages that remember the tokens they were written for."""
 
     def __init__(self) -> None:
         self.written: dict[int, tuple[int, ...]] = {}
-        self.lanes: dict[int, Sequence] = {}
+        self.lanes: dict[int, PretendedLane] = {}
         self.fail_next: set[str] = set()
 
     def run(self, plan: Plan, specs: dict[str, Spec]) -> list[RowResult]:
         for preemption in plan.preempted:
-            assert self.lanes.pop(preemption.lane) is preemption.sequence
-        self.lanes = {lane: s for lane, s in self.lanes.items() if s.lane == lane}
+            assert self.lanes.pop(preemption.lane).sequence is preemption.sequence
+        self.lanes = {lane: state for lane, state in self.lanes.items() if state.sequence.lane == lane}
         for admission in plan.admitted:
             assert admission.lane not in self.lanes, "a lane was given twice"
-            self.lanes[admission.lane] = admission.sequence
+            self.lanes[admission.lane] = PretendedLane(admission.sequence)
         targets = [row.page_ids[-1] for row in plan.rows]
         assert len(set(targets)) == len(targets), "two rows write one page"
         for row in plan.rows:
@@ -131,33 +163,39 @@ class PretendedDevice:
         return [self._result(row, specs[row.sequence.id]) for row in plan.denoise_rows]
 
     def _write(self, row: PlannedRow) -> None:
-        seen = tuple(row.sequence.token_ids[: row.key_length])
-        assert (MASK in seen) == (row.kind is RowKind.DENOISE), f"{row.kind} of {seen}"
+        seen = tuple(self.lanes[row.lane].token_ids[: row.key_length])
+        # A denoise row may come too late and find nothing to fill.
+        assert MASK not in seen or row.kind is RowKind.DENOISE or self.lanes[row.lane].has_failed
         assert PAD not in seen
         self.written[row.page_ids[-1]] = seen
 
     def _attend(self, row: PlannedRow) -> None:
-        sequence = row.sequence
-        assert self.lanes[row.lane] is sequence
+        sequence, lane = row.sequence, self.lanes[row.lane]
+        assert lane.sequence is sequence
         assert len(row.page_ids) == row.block + 1
-        for block, page_id in enumerate(row.page_ids[:-1]):
-            final = tuple(sequence.token_ids[: (block + 1) * sequence.block_size])
+        for block, page_id in enumerate(() if lane.has_failed else row.page_ids[:-1]):
+            final = tuple(lane.token_ids[: (block + 1) * sequence.block_size])
             assert self.written.get(page_id) == final, f"{sequence.id}: page {page_id} is not that of block {block}"
 
     def _result(self, row: PlannedRow, spec: Spec) -> RowResult:
         if spec.id in self.fail_next:
             self.fail_next.remove(spec.id)
+            self.lanes[row.lane].has_failed = True
             return RowResult(spec.id, (), is_finite=False)
-        positions = spec.steps(row.sequence.masked_positions(row.block))
-        assert len(positions) == row.num_commits > 0
-        return RowResult(spec.id, tuple((p, spec.token_at(p)) for p in positions))
+        lane = self.lanes[row.lane]
+        commits = lane.denoise(row, spec)
+        assert len(commits) <= row.num_commits or lane.has_failed
+        return RowResult(spec.id, tuple(commits))
 
 
 class Driver:
-    """A scheduler and a device in lockstep; every step checks what must hold at every step."""
+    """A scheduler and its device; every step checks what must hold at every step."""
 
-    def __init__(self, *, num_pages: int, block_size: int = 4, **config: int | bool) -> None:
+    def __init__(self, *, num_pages: int, block_size: int = 4, is_late: bool = False, **config: object) -> None:
+        """`is_late`: results of a pass come when the next one has been planned and run."""
         self.config = EngineConfig(**config)
+        self.is_late = is_late
+        self.in_flight: deque[tuple[Plan, list[RowResult]]] = deque()
         self.block_size = block_size
         self.num_pages = num_pages
         self.scheduler = Scheduler(self.config, block_size, num_pages)
@@ -203,12 +241,21 @@ class Driver:
         plan = self.scheduler.plan()
         self.check()
         self.check_plan(plan)
-        self.num_passes += 1
-        changes = self.scheduler.apply(plan, self.device.run(plan, self.specs))
+        self.run(plan)
+        while len(self.in_flight) > (1 if self.is_late and plan.rows else 0):
+            self.land()
+        return plan
+
+    def run(self, plan: Plan) -> None:
+        self.in_flight.append((plan, self.device.run(plan, self.specs)))
+        self.num_passes += bool(plan.rows)
+
+    def land(self) -> None:
+        """Apply the oldest pass in flight."""
+        changes = self.scheduler.apply(*self.in_flight.popleft())
         self.check()
         for change in changes:
             self.record(change)
-        return plan
 
     def finish(self, max_passes: int = 10_000) -> None:
         """Step until nothing is left; every request must end."""
@@ -216,6 +263,9 @@ class Driver:
             if not self.scheduler.has_work:
                 break
             self.step()
+        # What nobody waits for any more.
+        while self.in_flight:
+            self.land()
         assert not self.scheduler.has_work, f"work is left after {max_passes} passes"
         assert self.scheduler.num_held_pages == 0
         assert self.scheduler.num_free_lanes == self.config.num_lanes
@@ -228,7 +278,7 @@ class Driver:
         assert scheduler.num_running + scheduler.num_free_lanes == self.config.num_lanes
 
     def check_plan(self, plan: Plan) -> None:
-        assert bool(plan.rows) == self.scheduler.has_work
+        assert bool(plan.rows) == self.scheduler.has_work or self.in_flight
         assert len(plan.rows) <= self.config.max_rows
         assert len(plan.prefill_rows) <= self.config.prefill_row_limit
         assert plan.rows == plan.denoise_rows + plan.seal_rows + plan.prefill_rows
@@ -243,11 +293,31 @@ class Driver:
             before = [b for residence, b in computed if residence == sequence.num_preemptions]
             assert not before or row.block > before[-1]
             computed.append((sequence.num_preemptions, row.block))
-        self.check_turns(plan)
+        if self.config.batching == "lockstep":
+            self.check_step(plan)
+        else:
+            self.check_turns(plan)
         self.counts["preempted"] += len(plan.preempted)
         self.counts["admitted"] += len(plan.admitted)
         self.counts["cached_tokens"] += sum(admission.num_cached_tokens for admission in plan.admitted)
         self.counts["mixed"] += len({row.kind for row in plan.rows}) == 3
+
+    def outlooks(self) -> list[Outlook]:
+        """Where the running sequences will stand after this plan."""
+        scheduler = self.scheduler
+        return [
+            look_ahead(sequence, scheduler._in_flight.get(sequence, ()))
+            for sequence in self.sequences.values()
+            if sequence.is_running
+        ]
+
+    def check_step(self, plan: Plan) -> None:
+        """In lockstep, canvases begin together."""
+        begin = {row.sequence.id for row in plan.denoise_rows if not row.sequence.has_begun_canvas}
+        begin |= {row.sequence.id for row in plan.denoise_rows if row.block != row.sequence.block}
+        begin -= {row.sequence.id for plan, _ in self.in_flight for row in plan.denoise_rows if row.sequence.is_running}
+        amid = [row for row in plan.denoise_rows if row.sequence.has_begun_canvas and row.block == row.sequence.block]
+        assert not (begin and [row for row in amid if row.sequence.id not in begin])
 
     def check_turns(self, plan: Plan) -> None:
         """Nobody waits long for a row: neither prefill nor, within a priority, any decoding sequence."""
@@ -258,13 +328,16 @@ class Driver:
             is_passed_over = sequence.id not in served and not sequence.is_prefilling
             may_wait = sequence.priority > most_important
             self.waited[sequence.id] = self.waited[sequence.id] + 1 if is_passed_over and not may_wait else 0
-            # Two rows serve anyone, and every second pass has all rows for decoding sequences.
-            longest = 2 * -(-self.config.num_lanes // (self.config.max_rows // 2))
+            # Two rows serve anyone, and every second pass has all rows for decoding sequences. Whose last commits are
+            # in flight waits for them.
+            longest = 2 * -(-self.config.num_lanes // (self.config.max_rows // 2)) + self.is_late
             assert self.waited[sequence.id] <= longest, f"{sequence.id} waited {self.waited[sequence.id]} passes"
-        # A block that someone seals in this very pass is taken over in the next one, so needs no row.
-        sealing = {row.sequence.prefix_key(row.block) for row in plan.seal_rows}
-        wanting = [s for s in running if s.is_prefilling and s.prefix_key(s.num_sealed) not in sealing]
-        is_starved = bool(wanting) and not plan.prefill_rows
+        # A block that someone writes is taken over once its results are in, so needs no row.
+        in_flight = [row for rows in self.scheduler._in_flight.values() for row in rows]
+        writing = [row for row in in_flight if row.kind is not RowKind.DENOISE and row.block < row.sequence.block]
+        keys = {row.sequence.prefix_key(row.block) for row in writing}
+        wanting = [o for o in self.outlooks() if o.is_prefilling and o.sequence.prefix_key(o.num_sealed) not in keys]
+        is_starved = bool(wanting) and bool(plan.rows) and not plan.prefill_rows
         self.num_passes_without_prefill = self.num_passes_without_prefill + 1 if is_starved else 0
         assert self.num_passes_without_prefill <= 1
 

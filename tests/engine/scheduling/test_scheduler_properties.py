@@ -26,6 +26,8 @@ class Setting:
     max_lanes: int
     max_prefill_rows: int
     share_prefixes: bool
+    is_late: bool
+    batching: str
 
     def driver(self) -> Driver:
         return Driver(
@@ -36,6 +38,8 @@ class Setting:
             max_lanes=self.max_lanes,
             max_prefill_rows=self.max_prefill_rows,
             share_prefixes=self.share_prefixes,
+            is_late=self.is_late,
+            batching=self.batching,
         )
 
 
@@ -47,6 +51,8 @@ SETTINGS = st.builds(
     max_lanes=st.integers(1, 8),
     max_prefill_rows=st.integers(1, 8),
     share_prefixes=st.booleans(),
+    is_late=st.booleans(),
+    batching=st.sampled_from(["independent", "independent", "lockstep"]),
 )
 
 
@@ -62,6 +68,7 @@ def specs(draw_from: st.DrawFn, id: str, priorities: st.SearchStrategy[int]) -> 
         # Sometimes the same text twice, so that equal blocks are sealed at the same time.
         stream=draw_from(st.sampled_from(["", "", "one"])),
         end_percent=draw_from(st.sampled_from([0, 0, 10, 60])),
+        is_adaptive=draw_from(st.booleans()),
     )
 
 
@@ -156,12 +163,10 @@ class AnyCalls(RuleBasedStateMachine):
         driver = self.driver
         plan = driver.scheduler.plan()
         driver.check_plan(plan)
-        results = driver.device.run(plan, driver.specs)
-        driver.num_passes += 1
+        driver.run(plan)
         self.abort(number)
-        for change in driver.scheduler.apply(plan, results):
-            driver.record(change)
-        driver.check()
+        while driver.in_flight:
+            driver.land()
 
     @rule(number=st.integers(0, 30))
     def fail(self, number: int) -> None:
@@ -186,11 +191,14 @@ TestAnyCalls = AnyCalls.TestCase
 TestAnyCalls.settings = settings(deadline=None, max_examples=200, stateful_step_count=50)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed):
+def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed, is_late):
     """Hundreds of requests with few pages: each way of losing and sharing a page happens many times."""
     rng = random.Random(seed)
-    driver = Driver(block_size=4, num_pages=10, max_rows=6, max_lanes=6, max_prefill_rows=3, max_waiting=12)
+    driver = Driver(
+        block_size=4, num_pages=10, max_rows=6, max_lanes=6, max_prefill_rows=3, max_waiting=12, is_late=is_late
+    )
     happened: Counter[str] = Counter()
     for number in range(600):
         prompt_length = rng.choice([0, 3, 4, 5, 8, 13, 16, 17, 21])
@@ -202,6 +210,7 @@ def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed):
             tokens_per_step=rng.randint(1, 4),
             stream=rng.choice(["", "", "one"]),
             end_percent=rng.choice([0, 0, 5, 40]),
+            is_adaptive=rng.random() < 0.3,
         )
         try:
             driver.add(spec)

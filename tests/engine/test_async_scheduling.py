@@ -1,0 +1,162 @@
+"""Passes are planned and launched ahead of results: what callers see stays what it is without that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from engine import (
+    AttributionParams,
+    BlockFinished,
+    BlockStarted,
+    Committed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Started,
+)
+from tests.checkpoints import EOT
+
+BLOCK = EOT.block
+
+
+def asked(index: int, num_prompt: int = 5, max_tokens: int = 2 * BLOCK + 3, **values) -> GenerateRequest:
+    sampling = {"temperature": 0.0, "ignore_eos": True, "seed": index, **values.pop("sampling", {})}
+    return GenerateRequest(
+        prompt_token_ids=EOT.plain_ids(num_prompt, seed=index),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(**sampling),
+        request_id=f"r{index}",
+        **values,
+    )
+
+
+def decisions(output) -> list[tuple[int, int, int]]:
+    return [(c.denoising_step, c.position, c.token_id) for c in output.commits]
+
+
+def launches(engine) -> list[int]:
+    """Rows of every pass that the engine will launch from now on."""
+    found, launch = [], engine.runner.launch
+
+    def counted(rows, num_logprobs):
+        found.append(len(rows))
+        return launch(rows, num_logprobs)
+
+    engine.runner.launch = counted
+    return found
+
+
+def events_by_request(engine, requests):
+    for request in requests:
+        engine.add_request(request)
+    events = defaultdict(list)
+    while engine.has_work:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return events
+
+
+def test_where_the_number_of_commits_is_known_no_pass_is_wasted(make_engine):
+    """Nor is a row: the last pass of a request is not followed by one that finds nothing to do."""
+    requests = [asked(n, max_tokens=20 + 9 * n, sampling={"tokens_per_step": 1 + n % 3}) for n in range(5)]
+    soon, late = (make_engine(EOT, async_scheduling=flag) for flag in (False, True))
+    rows = [launches(engine) for engine in (soon, late)]
+    outputs = [engine.generate(requests) for engine in (soon, late)]
+    assert rows[0] == rows[1]
+    assert [o.num_forward_passes for o in outputs[0]] == [o.num_forward_passes for o in outputs[1]]
+
+
+def test_the_next_pass_is_launched_before_the_last_one_is_read(make_engine):
+    engine = make_engine(EOT, async_scheduling=True)
+    log, launch = [], engine.runner.launch
+
+    def logged(rows, num_logprobs):
+        log.append("launch")
+        in_flight = launch(rows, num_logprobs)
+        read = in_flight.read
+        in_flight.read = lambda: log.append("read") or read()
+        return in_flight
+
+    engine.runner.launch = logged
+    engine.generate([asked(0, max_tokens=4)])
+    assert log == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
+
+
+def test_an_end_that_nobody_has_read_costs_at_most_one_pass_and_commits_nothing(make_engine):
+    ends = {"ignore_eos": False, "logit_bias": {EOT.vocab_size - 6: 4.0}}
+    requests = [asked(n, max_tokens=3 * BLOCK, sampling=ends) for n in range(6)]
+    soon, late = (make_engine(EOT, async_scheduling=flag) for flag in (False, True))
+    rows = [launches(engine) for engine in (soon, late)]
+    stopped = 0
+    for request in requests:
+        counts = [len(r) for r in rows]
+        (a,), (b,) = soon.generate([request]), late.generate([request])
+        assert (a.token_ids, a.commits, a.num_denoising_steps) == (b.token_ids, b.commits, b.num_denoising_steps)
+        extra = (len(rows[1]) - counts[1]) - (len(rows[0]) - counts[0])
+        assert extra in (0, 1)
+        stopped += a.finish_reason is FinishReason.STOP
+    assert stopped > 2
+
+
+@pytest.mark.parametrize("explain_interval_s", [0.0, 1000.0])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_events_of_a_request_come_in_order_also_when_explanations_are_late(make_engine, is_async, explain_interval_s):
+    engine = make_engine(EOT, async_scheduling=is_async, explain_interval_s=explain_interval_s)
+    requests = [asked(n, attribution=AttributionParams(top_k=2) if n % 2 else None) for n in range(4)]
+    for events in events_by_request(engine, requests).values():
+        assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
+        committed = []
+        for event in events[1:-1]:
+            if isinstance(event, BlockStarted):
+                expected, block = set(range(event.start, event.end)), event.block
+            elif isinstance(event, Committed):
+                assert event.block == block and {c.position for c in event.commits} <= expected
+                expected -= {c.position for c in event.commits}
+                committed += event.commits
+            elif isinstance(event, BlockFinished):
+                assert not expected, "a block finishes when all of it has been handed out"
+        assert events[-1].output.commits == tuple(committed)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 8))
+def test_an_abort_with_passes_in_flight_ends_the_request_once_and_harms_nobody(make_engine, num_steps):
+    engine = make_engine(EOT, async_scheduling=True, max_lanes=2)
+    (alone,) = make_engine(EOT).generate([asked(1, attribution=AttributionParams())])
+    for request in (asked(0, attribution=AttributionParams()), asked(1, attribution=AttributionParams())):
+        engine.add_request(request)
+    events = [event for _ in range(num_steps) for event in engine.step()]
+    engine.abort("r0")
+    # The id is free as soon as its end has been handed out, and the lane goes to the next request.
+    events += engine.step()
+    engine.add_request(asked(0, num_prompt=9))
+    while engine.has_work:
+        events += engine.step()
+        engine.check_integrity()
+    finished = [event.output for event in events if isinstance(event, Finished)]
+    assert [output.request_id for output in finished].count("r0") == 2
+    (other,) = (output for output in finished if output.request_id == "r1")
+    assert decisions(other) == decisions(alone)
+
+
+def test_an_interrupt_while_the_host_waits_loses_no_commits(make_engine):
+    """The pass had run: its commits were in the lane, and the host never learned of them."""
+    (expected,) = make_engine(EOT).generate([asked(0)])
+    engine = make_engine(EOT, async_scheduling=True)
+    engine.add_request(asked(0))
+    events = [event for _ in range(5) for event in engine.step()]
+    in_flight = engine._in_flight[0][1]
+    read = in_flight.read
+
+    def interrupted():
+        in_flight.read = read
+        raise KeyboardInterrupt
+
+    in_flight.read = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    while engine.has_work:
+        events += engine.step()
+    assert events[-1].output.commits == expected.commits
