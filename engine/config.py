@@ -356,6 +356,15 @@ class EngineConfig:
     waits for the host. None: on a GPU."""
     use_graphs: bool = True
     """On a GPU, capture passes as CUDA graphs. False runs them kernel by kernel, for profiling and debugging."""
+    compile_cache_dir: str | None = None
+    """Where compiled GPU kernels are kept, so that a restart is ready sooner. None: Triton's own place in the home
+    directory."""
+    profile_dir: str | None = None
+    """Write a torch profiler trace of `profile_steps` steps into this folder. None: no trace."""
+    profile_steps: int = 20
+    """Steps in that trace."""
+    profile_after: int = 10
+    """Steps before it begins."""
     explain_interval_s: float = 0.05
     """Commits are explained at the latest this long after they are made, or when their block ends."""
 
@@ -366,7 +375,8 @@ class EngineConfig:
             f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16",
         )
         _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
-        _check_range(self, ("num_pages", "max_waiting"), 1, _MOST_PAGES)
+        _check_range(self, ("num_pages", "max_waiting", "profile_steps"), 1, _MOST_PAGES)
+        _check_range(self, ("profile_after",), 0, _MOST_PAGES)
         # A finished block seals in the pass that begins the next one: two rows of one sequence.
         _check(self.max_rows >= 2, f"max_rows is {self.max_rows}; it must be at least 2, a denoise row and a seal row")
         _check(

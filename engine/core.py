@@ -36,6 +36,7 @@ from .request import MAX_SEED, GenerateRequest
 from .runner.explaining import ExplanationInFlight, KeptCommit
 from .runner.model_runner import ModelRunner
 from .runner.pass_in_flight import PassInFlight, PassTiming, RowOutcome
+from .runner.step_profiler import StepProfiler
 from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
 
 
@@ -118,6 +119,11 @@ class Engine:
         self._events: list[Event | _LateCommits | _Ending] = []
         """Not handed out yet. An entry lives until its Finished event is."""
         self._in_flight: deque[tuple[Plan, PassInFlight]] = deque()
+        self._profiler = None
+        if self.config.profile_dir is not None:
+            self._profiler = StepProfiler(
+                self.config.profile_dir, self.config.profile_steps, num_skipped=self.config.profile_after
+            )
         self._explaining: list[tuple[ExplanationInFlight, list[_LateCommits]]] = []
         is_async = self.config.async_scheduling
         self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
@@ -140,6 +146,10 @@ class Engine:
     def has_work(self) -> bool:
         """True while some request waits or runs, or has events to hand out, or a pass has not been read."""
         return bool(self._entries or self._in_flight)
+
+    def memory_table(self) -> str:
+        """What the device's memory goes to, for people."""
+        return self.runner.memory.table()
 
     def stats(self) -> EngineStats:
         """What is in use now."""
@@ -220,6 +230,12 @@ class Engine:
 
         Returns the events that are ready, of every request, each request's in order.
         """
+        if self._profiler is None or self._profiler.is_done:
+            return self._step()
+        with self._profiler.step():
+            return self._step()
+
+    def _step(self) -> list[Event]:
         is_launched = self._launch()
         is_ahead = is_launched and self._is_async
         while len(self._in_flight) > is_ahead:

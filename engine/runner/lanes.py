@@ -58,6 +58,16 @@ class Lanes:
         """Hidden state of the pass that committed each position, kept until it is explained: of this canvas and of the
         one before, which the host may learn of when this one has begun. See `hidden_slot`."""
 
+    def tensors(self) -> list[Tensor]:
+        """All that a lane consists of."""
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+
+    @property
+    def concept_bytes(self) -> int:
+        """Bytes of a lane that steering and attribution need."""
+        tensors = (self.vector_NGD, self.layer_NG, self.cutoff_NG, self.offset_NV, self.hidden_NCD)
+        return sum(tensor[0].nbytes for tensor in tensors)
+
     def hidden_slot(self, position: Tensor) -> Tensor:
         """Where `hidden_NCD` keeps the hidden state of a position (int64, any shape)."""
         return position % self.hidden_NCD.shape[1]

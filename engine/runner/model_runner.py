@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,16 +19,16 @@ from ..model.weights import load_model
 from ..scheduling import PlannedRow
 from .backend import Backend, PlainBackend
 from .batch import Batch, RowTensors, make_batch, pack_rows
+from .device import HAS_TRITON, choose_device, keep_compiled_kernels
 from .explaining import ExplanationInFlight, KeptCommit
 from .graphs import GraphedPasses
-from .kv_cache import KVCache, page_bytes, plan_num_pages
+from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages
 from .lanes import Lanes
+from .memory import MemoryPlan, device_memory, module_bytes, reserved_bytes, tensor_bytes
 from .pass_in_flight import PassInFlight
 from .passes import Decision, PassProgram
 from .transfer import Stopwatch
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch's CUDA builds and with no other."""
 if HAS_TRITON:
     from .fused_backend import FusedBackend
 
@@ -45,27 +44,36 @@ class ModelRunner:
         self.config: ModelConfig = model.config
         self.device = weight.device
         self.dtype = weight.dtype
+        keep_compiled_kernels(engine.compile_cache_dir)
+        self._side_stream = _side_stream(self.device)
         try:
             self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype)
             num_pages = plan_num_pages(self.config, engine, self.device, self.dtype)
             self.cache = KVCache(self.config, num_pages, self.device, self.dtype)
-        except RuntimeError as error:  # torch's kind of error when memory does not suffice
+            backend = self._make_backend()
+            self._program = PassProgram(model, self.lanes, backend)
+            before = reserved_bytes(self.device)
+            self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
             raise InvalidConfig(
-                f"{engine.num_lanes} lanes and {engine.num_pages or 'the planned'} pages do not fit into the memory of "
-                f"{self.device}; lower max_lanes or num_pages ({error})"
+                f"{engine.num_lanes} lanes, {engine.num_pages or 'the planned'} pages and passes of {engine.max_rows} "
+                f"rows do not fit into the memory of {self.device}; lower max_lanes, num_pages, gpu_memory_fraction "
+                f"or max_rows ({error})"
             ) from error
-        self._side_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        backend = self._make_backend()
-        self._program = PassProgram(model, self.lanes, backend)
-        self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
-        logger.info(
-            "%d pages of %d bytes, %d lanes, %s on %s",
-            num_pages,
-            page_bytes(self.config, self.dtype),
-            engine.num_lanes,
-            self.dtype,
-            self.device,
+        self.memory = MemoryPlan(
+            weights=module_bytes(model),
+            lanes=tensor_bytes(self.lanes.tensors()),
+            num_lanes=engine.num_lanes,
+            concepts_per_lane=self.lanes.concept_bytes,
+            page=page_bytes(self.config, self.dtype),
+            num_pages=num_pages,
+            pass_reserve=pass_bytes(self.config, engine.max_rows, self.dtype),
+            graphs=reserved_bytes(self.device) - before,
+            total=device_memory(self.device),
         )
+        logger.info("memory of %s, %s:\n%s", self.device, self.dtype, self.memory.table())
 
     @staticmethod
     def load(path: str | Path, engine: EngineConfig) -> SteerlingModel:
@@ -138,19 +146,10 @@ class ModelRunner:
         )
 
 
-def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype that `auto` stands for here; raises InvalidConfig for a device that is not there."""
-    name = engine.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidConfig(f"device is {engine.device!r}, but torch sees {torch.cuda.device_count()} GPUs; try auto")
-    if engine.dtype == "auto":
-        return device, torch.bfloat16 if device.type == "cuda" else torch.float32
-    return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[engine.dtype]
+def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # On a CPU torch has no class of its own for it.
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in ("alloc", "overflow"))

@@ -346,7 +346,7 @@ class TestFailures:
     def test_memory_that_does_not_suffice_is_an_error_of_the_configuration(self, checkpoint):
         """torch's own error names neither field. The pages asked for are more than an address space holds."""
         recipe = Recipe(name="wide_pages", model={"n_layers": 8, "n_embd": 128, "n_kv_heads": None})
-        with pytest.raises(InvalidConfig, match=r"32 lanes and 2147483648 pages .*max_lanes or num_pages"):
+        with pytest.raises(InvalidConfig, match=r"32 lanes, 2147483648 pages .*lower max_lanes, num_pages"):
             self.engine(checkpoint(recipe), num_pages=2**31)
 
 

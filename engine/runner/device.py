@@ -1,0 +1,39 @@
+"""Which device and dtype an engine runs on, and where its compiled kernels are kept."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from ..config import EngineConfig
+from ..errors import InvalidConfig
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Triton comes with torch's CUDA builds and with no other."""
+if HAS_TRITON:
+    import triton
+
+
+def keep_compiled_kernels(directory: str | None) -> None:
+    """Have Triton keep what it compiles in this folder, for every engine of the process; None changes nothing."""
+    if HAS_TRITON and directory is not None:
+        triton.knobs.cache.dir = directory
+
+
+def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
+    """The device and dtype that `auto` stands for here; raises InvalidConfig for a device that is not there."""
+    name = engine.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidConfig(f"device is {engine.device!r}, but torch sees {torch.cuda.device_count()} GPUs; try auto")
+    if engine.dtype == "auto":
+        return device, torch.bfloat16 if device.type == "cuda" else torch.float32
+    return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[engine.dtype]
