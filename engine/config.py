@@ -351,6 +351,9 @@ class EngineConfig:
     batching: Batching = "independent"
     """`independent`: each request moves through its blocks at its own pace. `lockstep`: all wait for the slowest at
     each block, for comparison."""
+    draft_row_limit: int = 4
+    """The `lossless` policy adds draft rows only to passes that have no more rows than this with them: while the
+    device is bound by reading weights, a row more costs next to nothing. 0: no drafts."""
     async_scheduling: bool | None = None
     """Plan and launch the next pass while this one runs, and read results one pass late, so that the device never
     waits for the host. None: on a GPU."""
@@ -376,7 +379,7 @@ class EngineConfig:
         )
         _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
         _check_range(self, ("num_pages", "max_waiting", "profile_steps"), 1, _MOST_PAGES)
-        _check_range(self, ("profile_after",), 0, _MOST_PAGES)
+        _check_range(self, ("profile_after", "draft_row_limit"), 0, _MOST_PAGES)
         # A finished block seals in the pass that begins the next one: two rows of one sequence.
         _check(self.max_rows >= 2, f"max_rows is {self.max_rows}; it must be at least 2, a denoise row and a seal row")
         _check(

@@ -14,9 +14,11 @@ class RowKind(enum.Enum):
 
     DENOISE = 0
     """Choose tokens for masked positions of the canvas."""
-    SEAL = 1
+    DRAFT = 1
+    """Choose a token for the canvas as it will be if the lane's prediction of this pass's commit comes true."""
+    SEAL = 2
     """Write the final keys and values of a block that was finished on this lane."""
-    PREFILL = 2
+    PREFILL = 3
     """The same for a block whose tokens the lane has not seen: of the prompt, or finished before a preemption."""
 
 
@@ -29,12 +31,12 @@ class PlannedRow:
     block: int
     lane: int
     page_ids: tuple[int, ...]
-    """Pages of blocks 0 to `block`: the row writes the last and attends to all. Read it each pass: a page
-    may be exchanged for one of equal content when its block seals."""
+    """Pages of blocks 0 to `block`: the row writes the last, a DRAFT row one of nobody's in its stead, and attends
+    to all. Read it each pass: a page may be exchanged for one of equal content when its block seals."""
     key_length: int
     """Positions the row attends to: its block's end, cut at the sequence's limit."""
     num_commits: int
-    """Most tokens that a DENOISE row commits; 0 for the other kinds."""
+    """Most tokens that a DENOISE or DRAFT row commits; 0 for the other kinds."""
     num_certain_commits: int
     """Tokens that it commits for certain, unless the text ends or its logits are not finite: what may be counted on
     before the pass has run."""
@@ -67,7 +69,7 @@ class Plan:
     """
 
     rows: tuple[PlannedRow, ...]
-    """Denoise rows, then seal rows, then prefill rows. Their order means nothing for the results, since
+    """Denoise rows, then drafts, seal rows and prefill rows. Their order means nothing for the results, since
     every row writes its keys and values before any row attends. None if all that runs awaits results."""
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[Preemption, ...] = ()
@@ -82,6 +84,11 @@ class Plan:
         return self.of_kind(RowKind.DENOISE)
 
     @property
+    def draft_rows(self) -> tuple[PlannedRow, ...]:
+        """Rows that may add a commit to the one of their sequence's denoise row, whose result tells of both."""
+        return self.of_kind(RowKind.DRAFT)
+
+    @property
     def seal_rows(self) -> tuple[PlannedRow, ...]:
         """Rows that seal a block finished on their lane."""
         return self.of_kind(RowKind.SEAL)
@@ -94,7 +101,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What a sequence's denoise row brought."""
+    """What a sequence's denoise row brought, and its draft if there was one."""
 
     sequence_id: str
     commits: tuple[tuple[int, int], ...]

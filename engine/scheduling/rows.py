@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from .plan import PlannedRow, RowKind
 from .sequence import Sequence
 
+_WRITING = (RowKind.SEAL, RowKind.PREFILL)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowBudget:
@@ -26,6 +28,8 @@ class RowBudget:
     """Equal blocks are computed once: a sequence waits for a page that another one is writing."""
     is_lockstep: bool
     """No sequence begins a canvas while another one has begun and not finished its own."""
+    draft_row_limit: int
+    """Drafts ride only in passes that have no more rows than this with them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,8 @@ def look_ahead(sequence: Sequence, in_flight: Iterable[PlannedRow]) -> Outlook:
     canvas = sequence.block
     num_masked, has_begun = sequence.num_masked(sequence.block), sequence.has_begun_canvas
     for row in in_flight:
+        if row.kind is RowKind.DRAFT:
+            continue
         if row.kind is not RowKind.DENOISE or row.block < sequence.block:
             # A denoise row that found no masks has written final keys and values.
             num_sealed += 1
@@ -91,8 +97,9 @@ def choose_rows(
         new_rows = decode_rows(outlook)
         if len(rows) + len(new_rows) <= budget.max_rows - budget.num_reserved:
             rows += new_rows
-    being_written = {_shared_key(row) for row in [*rows, *in_flight] if row.kind is not RowKind.DENOISE}
+    being_written = {_shared_key(row) for row in [*rows, *in_flight] if row.kind in _WRITING}
     rows += _prefill_rows([o for o in running if o.is_prefilling], budget, len(rows), being_written)
+    rows += _draft_rows(decoding, rows, budget)
     return tuple(sorted(rows, key=lambda row: row.kind.value))
 
 
@@ -138,6 +145,15 @@ def _prefill_rows(
             if num_taken + len(rows) < budget.max_rows and not budget.is_lockstep:
                 rows.append(_denoise_row(outlook))
     return rows
+
+
+def _draft_rows(decoding: list[Outlook], taken: list[PlannedRow], budget: RowBudget) -> list[PlannedRow]:
+    """A draft beside each denoise row that may have one, while the pass is small enough for it to be nearly free."""
+    denoised = {row.sequence.id for row in taken if row.kind is RowKind.DENOISE}
+    able = [o for o in decoding if o.sequence.has_drafts and o.sequence.id in denoised]
+    # A canvas that begins has no prediction yet, and one with a single mask left has nothing to add.
+    rows = [_row(o.sequence, RowKind.DRAFT, o.canvas, 1, 0) for o in able if o.has_begun and o.num_masked > 1]
+    return rows[: max(min(budget.draft_row_limit, budget.max_rows) - len(taken), 0)]
 
 
 def _shared_key(row: PlannedRow) -> bytes | None:

@@ -170,6 +170,7 @@ class Scheduler:
             num_reserved=int(has_prefilling and not self._had_prefill_row),
             share_prefixes=self._config.share_prefixes,
             is_lockstep=self._config.batching == "lockstep",
+            draft_row_limit=self._config.draft_row_limit,
         )
         rows = choose_rows(outlooks, budget, [row for rows in self._in_flight.values() for row in rows])
         assert rows or self._in_flight or not self.has_work, "sequences wait but none can move"
@@ -200,6 +201,8 @@ class Scheduler:
         denoised = []
         for row in live:
             # Where a block turned out to be finished, the denoise row that was on its way found no masks: it sealed.
+            if row.kind is RowKind.DRAFT:
+                continue
             if row.kind is RowKind.DENOISE and row.block == row.sequence.block:
                 assert row.sequence.id in result_of, f"{row.sequence.id} has no result"
                 denoised.append(row)
@@ -355,7 +358,7 @@ class Scheduler:
         if not sequence.has_begun_canvas:
             sequence.num_blocks += 1
             changes.append(CanvasStarted(sequence, block, canvas.start, canvas.stop))
-        sequence.num_denoising_steps += 1
+        sequence.num_denoising_steps += len(result.commits) if sequence.has_drafts else 1
         if not result.is_finite:
             # The cause may be on a shared page. Without this every later request with that prefix would fail.
             for page_id in sequence.page_ids:

@@ -57,6 +57,9 @@ class Sequence:
     is_adaptive: bool = False
     """A step commits as many as its confidences allow, at least one; else `tokens_per_step`, or all that is left."""
 
+    has_drafts: bool = False
+    """A draft row may add a commit to a step's one; each is then counted as a denoising step. Needs is_adaptive."""
+
     prompt_length: int = field(init=False)
     limit: int = field(init=False)
     """prompt_length + max_tokens: positions from here on do not exist."""
@@ -92,6 +95,7 @@ class Sequence:
     def __post_init__(self, prompt_token_ids: Iterable[int], max_tokens: int) -> None:
         prompt = list(prompt_token_ids)
         assert max_tokens >= 1 and self.block_size >= 1 and self.tokens_per_step >= 1, self.id
+        assert not self.has_drafts or (self.is_adaptive and self.tokens_per_step == 1), self.id
         assert self.mask_token_id not in self.end_token_ids, f"{self.id}: the mask token cannot end a text"
         self.prompt_length = len(prompt)
         self.limit = self.prompt_length + max_tokens

@@ -55,6 +55,8 @@ class Spec:
     """How many of a hundred positions would get an end token."""
     is_adaptive: bool = False
     """A step fills as many as it likes, up to `tokens_per_step`."""
+    has_drafts: bool = False
+    """Every second prediction or so comes true."""
 
     def order_at(self, position: int) -> int:
         return draw("order", self.stream or self.id, position)
@@ -65,7 +67,7 @@ class Spec:
 
     def steps(self, masked: Iterable[int]) -> list[int]:
         """Which of the masked positions the next denoising step fills, in commit order."""
-        most = self.tokens_per_step
+        most = 1 if self.has_drafts else self.tokens_per_step
         masked = sorted(masked, key=self.order_at)
         num_filled = 1 + draw("number", self.stream or self.id, tuple(masked)) % most if self.is_adaptive else most
         return masked[:num_filled]
@@ -88,8 +90,9 @@ def make_sequence(spec: Spec, *, block_size: int = 4, arrival: int = 0) -> Seque
         eos_token_id=EOS,
         pad_token_id=PAD,
         end_token_ids=frozenset({END}),
-        tokens_per_step=spec.tokens_per_step,
-        is_adaptive=spec.is_adaptive,
+        tokens_per_step=1 if spec.has_drafts else spec.tokens_per_step,
+        is_adaptive=spec.is_adaptive or spec.has_drafts,
+        has_drafts=spec.has_drafts,
     )
 
 
@@ -153,14 +156,16 @@ class PretendedDevice:
         for admission in plan.admitted:
             assert admission.lane not in self.lanes, "a lane was given twice"
             self.lanes[admission.lane] = PretendedLane(admission.sequence)
-        targets = [row.page_ids[-1] for row in plan.rows]
+        targets = [row.page_ids[-1] for row in plan.rows if row.kind is not RowKind.DRAFT]
         assert len(set(targets)) == len(targets), "two rows write one page"
         for row in plan.rows:
-            self._write(row)
+            if row.kind is not RowKind.DRAFT:
+                self._write(row)
         # Only now does any row attend.
         for row in plan.rows:
             self._attend(row)
-        return [self._result(row, specs[row.sequence.id]) for row in plan.denoise_rows]
+        drafted = {row.sequence.id for row in plan.draft_rows}
+        return [self._result(row, specs[row.sequence.id], drafted) for row in plan.denoise_rows]
 
     def _write(self, row: PlannedRow) -> None:
         seen = tuple(self.lanes[row.lane].token_ids[: row.key_length])
@@ -177,7 +182,7 @@ class PretendedDevice:
             final = tuple(lane.token_ids[: (block + 1) * sequence.block_size])
             assert self.written.get(page_id) == final, f"{sequence.id}: page {page_id} is not that of block {block}"
 
-    def _result(self, row: PlannedRow, spec: Spec) -> RowResult:
+    def _result(self, row: PlannedRow, spec: Spec, drafted: set[str]) -> RowResult:
         if spec.id in self.fail_next:
             self.fail_next.remove(spec.id)
             self.lanes[row.lane].has_failed = True
@@ -185,6 +190,9 @@ class PretendedDevice:
         lane = self.lanes[row.lane]
         commits = lane.denoise(row, spec)
         assert len(commits) <= row.num_commits or lane.has_failed
+        has_ended = any(token_id == END for _, token_id in commits)
+        if spec.id in drafted and commits and not has_ended and draw("accepted", spec.id, commits) % 2:
+            commits += lane.denoise(row, spec)
         return RowResult(spec.id, tuple(commits))
 
 
@@ -281,9 +289,13 @@ class Driver:
         assert bool(plan.rows) == self.scheduler.has_work or self.in_flight
         assert len(plan.rows) <= self.config.max_rows
         assert len(plan.prefill_rows) <= self.config.prefill_row_limit
-        assert plan.rows == plan.denoise_rows + plan.seal_rows + plan.prefill_rows
+        assert plan.rows == plan.denoise_rows + plan.draft_rows + plan.seal_rows + plan.prefill_rows
+        assert len(plan.rows) <= self.config.draft_row_limit or not plan.draft_rows
         denoised = {(row.sequence.id, row.block) for row in plan.denoise_rows}
         assert len(denoised) == len(plan.denoise_rows)
+        for row in plan.draft_rows:
+            assert (row.sequence.id, row.block) in denoised, "a draft rides alone"
+        self.counts["drafts"] += len(plan.draft_rows)
         for row in plan.seal_rows:
             assert (row.sequence.id, row.block + 1) in denoised, "a seal row rides alone"
         for row in plan.seal_rows + plan.prefill_rows:
@@ -300,7 +312,7 @@ class Driver:
         self.counts["preempted"] += len(plan.preempted)
         self.counts["admitted"] += len(plan.admitted)
         self.counts["cached_tokens"] += sum(admission.num_cached_tokens for admission in plan.admitted)
-        self.counts["mixed"] += len({row.kind for row in plan.rows}) == 3
+        self.counts["mixed"] += len({row.kind for row in plan.rows} - {RowKind.DRAFT}) == 3
 
     def outlooks(self) -> list[Outlook]:
         """Where the running sequences will stand after this plan."""
@@ -334,7 +346,8 @@ class Driver:
             assert self.waited[sequence.id] <= longest, f"{sequence.id} waited {self.waited[sequence.id]} passes"
         # A block that someone writes is taken over once its results are in, so needs no row.
         in_flight = [row for rows in self.scheduler._in_flight.values() for row in rows]
-        writing = [row for row in in_flight if row.kind is not RowKind.DENOISE and row.block < row.sequence.block]
+        kinds = (RowKind.SEAL, RowKind.PREFILL)
+        writing = [row for row in in_flight if row.kind in kinds and row.block < row.sequence.block]
         keys = {row.sequence.prefix_key(row.block) for row in writing}
         wanting = [o for o in self.outlooks() if o.is_prefilling and o.sequence.prefix_key(o.num_sealed) not in keys]
         is_starved = bool(wanting) and bool(plan.rows) and not plan.prefill_rows
@@ -367,7 +380,11 @@ class Driver:
         assert sequence.num_blocks == len(blocks)
         if reason is FinishReason.LENGTH:
             assert sequence.num_committed == spec.max_tokens
-        assert sequence.num_denoising_steps <= sequence.num_forward_passes <= self.num_passes
+        assert sequence.num_forward_passes <= self.num_passes
+        if sequence.has_drafts:
+            assert sequence.num_denoising_steps == sequence.num_committed
+        else:
+            assert sequence.num_denoising_steps <= sequence.num_forward_passes
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str, int]]:

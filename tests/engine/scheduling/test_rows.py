@@ -151,3 +151,52 @@ def test_a_stream_of_short_requests_does_not_keep_older_ones_from_their_rows():
         driver.add(Spec(id=f"short {i}", max_tokens=1), Spec(id=f"another {i}", max_tokens=1))
         driver.step()
     assert driver.reasons.get("long") is FinishReason.LENGTH
+
+
+def test_a_draft_rides_beside_a_denoise_row_once_there_is_a_prediction_and_something_to_add():
+    driver = Driver(num_pages=8)
+    driver.add(Spec(id="a", max_tokens=4, has_drafts=True))
+    kinds = []
+    while driver.scheduler.has_work:
+        masked = driver.sequences["a"].num_masked(0)
+        kinds.append((masked, [row.kind.name for row in driver.step().rows]))
+    assert kinds[0] == (4, ["DENOISE"])
+    assert all(rows == (["DENOISE", "DRAFT"] if masked > 1 else ["DENOISE"]) for masked, rows in kinds[1:])
+
+
+def test_drafts_take_only_what_is_left_of_a_small_pass():
+    driver = Driver(num_pages=32, draft_row_limit=3)
+    driver.add(*(Spec(id=id, max_tokens=4, has_drafts=id in "bc") for id in "abc"))
+    driver.step()
+    assert not driver.step().draft_rows
+    driver.abort("a")
+    assert ids(driver.step().draft_rows) == ["b"]
+
+
+def test_without_a_limit_for_them_there_are_no_drafts():
+    driver = Driver(num_pages=8, draft_row_limit=0)
+    driver.add(Spec(id="a", max_tokens=4, has_drafts=True))
+    driver.finish()
+    assert driver.counts["drafts"] == 0
+
+
+@pytest.mark.parametrize(("stream", "sealed"), [("a", []), ("b", [(0, 0)])])
+def test_an_adaptive_row_that_finds_its_block_finished_was_the_seal_row(stream, sealed):
+    """Its results were unknown when it was planned. Where one mask was left, the end was certain: a seal row then."""
+    driver = Driver(num_pages=8, is_late=True)
+    driver.add(Spec(id="a", max_tokens=8, tokens_per_step=4, is_adaptive=True, stream=stream))
+    driver.finish()
+    assert driver.computed["a"] == sealed
+    assert driver.reasons["a"] is FinishReason.LENGTH
+    assert driver.scheduler.num_cached_pages == 1
+
+
+def test_in_lockstep_nobody_begins_a_block_before_the_slowest_has_finished_its_own():
+    driver = Driver(num_pages=32, batching="lockstep")
+    driver.add(Spec(id="fast", max_tokens=8, tokens_per_step=4), Spec(id="slow", max_tokens=8, tokens_per_step=1))
+    passes = []
+    while driver.scheduler.has_work:
+        passes.append([(row.sequence.id, row.block) for row in driver.step().denoise_rows])
+    both, slow = [("fast", 0), ("slow", 0)], [("slow", 0)]
+    assert passes[:5] == [both, slow, slow, slow, [("fast", 1), ("slow", 1)]]
+    assert len(passes) == 8

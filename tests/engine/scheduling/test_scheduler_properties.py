@@ -69,6 +69,7 @@ def specs(draw_from: st.DrawFn, id: str, priorities: st.SearchStrategy[int]) -> 
         stream=draw_from(st.sampled_from(["", "", "one"])),
         end_percent=draw_from(st.sampled_from([0, 0, 10, 60])),
         is_adaptive=draw_from(st.booleans()),
+        has_drafts=draw_from(st.sampled_from([False, False, True])),
     )
 
 
@@ -211,6 +212,7 @@ def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed, i
             stream=rng.choice(["", "", "one"]),
             end_percent=rng.choice([0, 0, 5, 40]),
             is_adaptive=rng.random() < 0.3,
+            has_drafts=rng.random() < 0.2,
         )
         try:
             driver.add(spec)
@@ -226,6 +228,7 @@ def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed, i
     driver.finish()
     happened += driver.counts + Counter(reason.value for reason in driver.reasons.values())
     assert happened["length"] + happened["stop"] + happened["error"] + happened["aborted"] == len(driver.sequences)
-    for name in ("aborted", "error", "refused", "preempted", "cached_tokens", "mixed", FinishReason.STOP.value):
+    names = ("aborted", "error", "refused", "preempted", "cached_tokens", "mixed", "drafts", FinishReason.STOP.value)
+    for name in names:
         assert happened[name] > 0, f"{name} never happened: {happened}"
     assert happened["admitted"] > len(driver.reasons)
