@@ -332,7 +332,11 @@ class EngineConfig:
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: cuda where there is one."""
     dtype: str = "auto"
-    """`float32`, `bfloat16`, or `auto`: bfloat16 on cuda, float32 on cpu."""
+    """`float32`, `bfloat16`, `fp8`, or `auto`: bfloat16 on cuda, float32 on cpu. fp8 is bfloat16 with float8 products
+    in the layers and lm_head; it needs torchao and a GPU of compute capability 8.9 or more."""
+    deterministic: bool = False
+    """Bit-equal results on one GPU model and build, whatever else is in the batch, how prompts are cut into passes, and
+    what was cached or preempted. Costs speed: products sum in an order of our own."""
     num_pages: int | None = None
     """Pages in the KV cache; a page holds one block. None: as many as memory allows, see gpu_memory_fraction."""
     gpu_memory_fraction: float = 0.9
@@ -374,8 +378,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         _check(
-            self.dtype in ("auto", "float32", "bfloat16"),
-            f"dtype is {self.dtype!r}; it must be auto, float32 or bfloat16",
+            self.dtype in ("auto", "float32", "bfloat16", "fp8"),
+            f"dtype is {self.dtype!r}; it must be auto, float32, bfloat16 or fp8",
+        )
+        _check(
+            not (self.deterministic and self.dtype == "fp8"),
+            "deterministic is true and dtype is fp8, whose products depend on the batch; use dtype bfloat16, or leave "
+            "deterministic out",
         )
         _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
         _check_range(self, ("num_pages", "max_waiting", "profile_steps"), 1, _MOST_PAGES)
