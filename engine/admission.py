@@ -79,7 +79,7 @@ def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
             f"min_tokens is {sampling.min_tokens}; it may not exceed max_tokens {request.max_tokens}",
             param="sampling.min_tokens",
         )
-    if sampling.tokens_per_step > config.diff_block_size:
+    if sampling.tokens_per_step is not None and sampling.tokens_per_step > config.diff_block_size:
         raise InvalidValue(
             f"tokens_per_step is {sampling.tokens_per_step}; a block has {config.diff_block_size} positions",
             param="sampling.tokens_per_step",

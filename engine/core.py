@@ -321,7 +321,7 @@ class Engine:
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
             end_token_ids=frozenset(ends) - set(config.banned_token_ids),
-            tokens_per_step=sampling.tokens_per_step,
+            tokens_per_step=sampling.max_commits(config.diff_block_size),
         )
 
     def _launch(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from .checks import LARGEST, is_list, is_number, is_whole, shown
@@ -26,8 +27,12 @@ MAX_SEED = 2**63 - 1
 MAX_PRIORITY = 2**63 - 1
 _PENALTY_RANGE = (1e-6, 1e6)
 
-Policy = Literal["confidence"]
+Policy = Literal["confidence", "threshold", "factor", "entropy_bound"]
 Unit = Literal["logits", "raw"]
+
+DEFAULT_PARAMETERS: Mapping[str, float] = MappingProxyType({"threshold": 0.9, "factor": 1.0, "entropy_bound": 0.1})
+"""The adaptive policies, each with a parameter of its own name, and what it is where none is given."""
+_PARAMETER_RANGES = {"threshold": (1e-6, 1.0), "factor": (0.0, LARGEST), "entropy_bound": (0.0, LARGEST)}
 
 
 def _refusal(value: object, param: str, rule: str) -> InvalidValue:
@@ -101,9 +106,16 @@ class SamplingParams:
     """How positions and tokens are chosen. The defaults equal steerling's `GenerationConfig()`."""
 
     policy: Policy = "confidence"
-    """Which positions a denoising step commits: the `tokens_per_step` most confident."""
-    tokens_per_step: int = 1
-    """Commits per denoising step; 1 is the highest quality."""
+    """Which positions a denoising step commits: `confidence`, the `tokens_per_step` most confident. The others take
+    from the most confident on as many as their parameter allows, at least one: see `engine.decoding.policies`."""
+    tokens_per_step: int | None = None
+    """Most commits of a denoising step. None: 1 for `confidence`, which is the highest quality; no limit for others."""
+    threshold: float | None = None
+    """Of `threshold`: positions more confident than this. 1.0 is one at a time. None: 0.9."""
+    factor: float | None = None
+    """Of `factor`: n positions while (n + 1) * (1 - the least of their confidences) is below. None: 1.0."""
+    entropy_bound: float | None = None
+    """Of `entropy_bound`, in nats: positions whose entropies sum to at most this beside the largest. None: 0.1."""
     temperature: float | None = None
     """0 is greedy. None with top_p None selects entropy-adaptive sampling; otherwise 1.0."""
     top_p: float | None = None
@@ -133,7 +145,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _one_of(self.policy, "sampling.policy", get_args(Policy))
-        _whole(self.tokens_per_step, "sampling.tokens_per_step", 1)
+        if self.tokens_per_step is not None:
+            _whole(self.tokens_per_step, "sampling.tokens_per_step", 1)
+        for name, limits in _PARAMETER_RANGES.items():
+            self._check_parameter(name, *limits)
         _whole(self.min_tokens, "sampling.min_tokens", 0)
         _whole(self.choice_index, "sampling.choice_index", 0, MAX_SEED)
         _whole(self.num_logprobs, "sampling.num_logprobs", 0, MAX_LOGPROBS)
@@ -156,6 +171,31 @@ class SamplingParams:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def _check_parameter(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        self._set(name, _number(value, f"sampling.{name}", low, high))
+        if self.policy != name:
+            raise InvalidValue(
+                f"{name} is {shown(value)}, but the policy is {self.policy!r}; it belongs to policy {name!r}: "
+                "choose that, or leave it out",
+                param=f"sampling.{name}",
+            )
+
+    @property
+    def policy_parameter(self) -> float | None:
+        """The parameter that the policy runs with; None for `confidence`, which has none."""
+        default = DEFAULT_PARAMETERS.get(self.policy)
+        given: float | None = None if default is None else getattr(self, self.policy)
+        return default if given is None else given
+
+    def max_commits(self, block_size: int) -> int:
+        """Most commits of a denoising step, for blocks of `block_size` positions."""
+        if self.tokens_per_step is not None:
+            return self.tokens_per_step
+        return 1 if self.policy == "confidence" else block_size
 
     @property
     def is_greedy(self) -> bool:

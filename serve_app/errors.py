@@ -221,7 +221,8 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
     return path if field is None else f"{path}.{field}".lstrip(".")
 
 
-_PARAMS = {"prompt_token_ids": "prompt", "sampling.tokens_per_step": "diffusion.tokens_per_step"}
+_IN_DIFFUSION = ("policy", "tokens_per_step", "threshold", "factor", "entropy_bound")
+_PARAMS = {"prompt_token_ids": "prompt"} | {f"sampling.{name}": f"diffusion.{name}" for name in _IN_DIFFUSION}
 
 
 def _http_param(param: str | None) -> str | None:

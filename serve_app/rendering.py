@@ -205,6 +205,8 @@ def additions(choices: Sequence[Choice], request: CompletionRequest, checkpoint:
         "denoising_steps": sum(output.num_denoising_steps for output in outputs),
         "forward_passes": sum(output.num_forward_passes for output in outputs),
         "policy": sampling.policy,
+        **({} if sampling.policy_parameter is None else {sampling.policy: sampling.policy_parameter}),
+        "tokens_per_step": sampling.max_commits(checkpoint.config.diff_block_size),
         "sampler": sampling.sampler,
         "repetition_penalty": sampling.repetition_penalty,
         "seed": outputs[0].seed,

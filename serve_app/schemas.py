@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from engine import Policy
+
 from .errors import UNSUPPORTED_FIELD
 
 DEFAULT_MAX_TOKENS = 256
@@ -33,6 +35,8 @@ MAX_STRENGTH = 1000.0
 """Far beyond any use, and far from where the arithmetic overflows."""
 MIN_TEMPERATURE = 0.001
 """Smallest but 0, for the same reason."""
+MAX_POLICY_PARAMETER = 1e6
+"""Beyond what any block can reach."""
 
 Head = Literal["known", "discovered"]
 Prompt = str | list[int]
@@ -217,12 +221,19 @@ class AttributionSpec(_StrictObject):
 class DiffusionSpec(_StrictObject):
     """How blocks are filled."""
 
-    policy: Annotated[Literal["confidence"], _Unsupported("confidence")] = "confidence"
-    tokens_per_step: int = Field(default=1, ge=1)
-    """Tokens committed in each denoising step; 1 is the best quality."""
+    policy: Policy = "confidence"
+    """Which positions a denoising step commits. `confidence`: the `tokens_per_step` most confident. The others commit,
+    most confident first, as many as their own parameter allows, at least one."""
+    tokens_per_step: int | None = Field(default=None, ge=1)
+    """Most tokens committed in a denoising step. Absent: 1 for `confidence`, the best quality; no limit for others."""
+    threshold: float | None = Field(default=None, gt=0, le=1)
+    """Of `threshold`: commit what is more confident than this. Absent: 0.9."""
+    factor: float | None = Field(default=None, ge=0, le=MAX_POLICY_PARAMETER)
+    """Of `factor`: commit n while (n + 1) * (1 - the least of their confidences) is below this. Absent: 1."""
+    entropy_bound: float | None = Field(default=None, ge=0, le=MAX_POLICY_PARAMETER)
+    """Of `entropy_bound`: commit while the entropies, in nats, sum to at most this beside the largest. Absent: 0.1."""
     entropy_sampling: bool | None = None
     """Entropy-adaptive temperature. Absent: used when neither `temperature` nor `top_p` is given."""
-    threshold: Annotated[None, _Unsupported()] = None
     cfg_scale: Annotated[float | None, _Unsupported(0)] = None
 
 

@@ -98,7 +98,11 @@ def end_token_ids(request: CompletionRequest, config: ModelConfig) -> set[int]:
 
 def _sampling(request: CompletionRequest) -> SamplingParams:
     sampling = SamplingParams(
+        policy=request.diffusion.policy,
         tokens_per_step=request.diffusion.tokens_per_step,
+        threshold=request.diffusion.threshold,
+        factor=request.diffusion.factor,
+        entropy_bound=request.diffusion.entropy_bound,
         temperature=request.temperature,
         top_p=request.top_p,
         # -1 is the other common way to say that it is off.

@@ -107,8 +107,9 @@ class FakeEngine:
                 break
             yield (BlockStarted(request_id, block, first, last),)
             order = sorted(range(first, last), key=lambda position: zlib.crc32(b"%d" % position))
+            most = request.sampling.max_commits(size)
             while order := [position for position in order if position < text_end]:
-                chosen, order = order[: request.sampling.tokens_per_step], order[request.sampling.tokens_per_step :]
+                chosen, order = order[:most], order[most:]
                 new = [self._commit(request, position, len(commits)) for position in chosen]
                 commits += new
                 ends = [c.position for c in new if c.token_id in self._end_ids(request)]

@@ -93,6 +93,19 @@ SETTINGS = {
         ),
         is_known_to_package=False,
     ),
+    "threshold": Setting(sampling={"policy": "threshold", "threshold": 0.4}, is_known_to_package=False),
+    "factor, at most four": Setting(
+        sampling={"policy": "factor", "factor": 2.5, "tokens_per_step": 4, "repetition_penalty": 1.2},
+        is_known_to_package=False,
+    ),
+    "entropy bound, steered": Setting(
+        sampling={"policy": "entropy_bound", "entropy_bound": 4.0},
+        steering=SteeringParams(
+            interventions=(inject(schedule="hard_cutoff", cutoff_tokens=7),),
+            suppress=(Suppression(concept_id=2, strength=2.0),),
+        ),
+        is_known_to_package=False,
+    ),
     "sampled, entropy-adaptive": Setting(
         sampling={"temperature": None, "repetition_penalty": 1.1, "seed": 11}, is_known_to_package=False
     ),
@@ -179,7 +192,7 @@ def compare(oracle: Oracle, case: Case, output: Output) -> Comparison:
         choices = oracle.generate_full(
             case.request.prompt_token_ids,
             case.request.max_tokens,
-            tokens_per_step=sampling.tokens_per_step,
+            tokens_per_step=sampling.tokens_per_step or 1,
             repetition_penalty=sampling.repetition_penalty,
             steering=setting.package_steering,
         )

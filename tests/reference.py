@@ -59,7 +59,8 @@ def generate(model: Oracle, request: GenerateRequest, uniform: Uniform | None = 
             confidence = {p: float(scores[p].softmax(dim=-1).max()) for p in masked}
             # Masked positions that nothing tells apart are equally likely; what remains is rounding.
             is_tie = model.has_no_positions or set(ids[:stop]) == {model.mask_id}
-            chosen = most_confident(confidence, sampling.tokens_per_step, ROUNDING if is_tie else 0.0)
+            ranked = by_confidence(confidence, ROUNDING if is_tie else 0.0)
+            chosen = ranked[: num_together([scores[p] for p in ranked], sampling)]
             for p in chosen:
                 token = choose(scores[p], sampling, lambda p=p: draw(uniform, sampling, p))
                 result.choices.append(model.choice(seen, p, token, result.num_steps, confidence[p]))
@@ -76,14 +77,38 @@ def generate(model: Oracle, request: GenerateRequest, uniform: Uniform | None = 
     return result
 
 
-def most_confident(confidence: dict[int, float], count: int, tolerance: float) -> list[int]:
+def by_confidence(confidence: dict[int, float], tolerance: float) -> list[int]:
     """Positions from the most confident on; equal ones, up to the tolerance, from the lowest on."""
-    left, chosen = dict(confidence), []
-    while left and len(chosen) < count:
+    left, ranked = dict(confidence), []
+    while left:
         best = max(left.values())
-        chosen.append(min(p for p, value in left.items() if value >= best - tolerance))
-        del left[chosen[-1]]
-    return chosen
+        ranked.append(min(p for p, value in left.items() if value >= best - tolerance))
+        del left[ranked[-1]]
+    return ranked
+
+
+def num_together(ranked_logits: list[Tensor], sampling: SamplingParams) -> int:
+    """How many of the positions, given by their logits in order of confidence, one step commits."""
+    if sampling.policy == "confidence":
+        return sampling.tokens_per_step or 1
+    limit = sampling.policy_parameter
+    assert limit is not None
+    count, entropies = 0, []
+    for logits_V in ranked_logits:
+        probs_V = logits_V.double().softmax(dim=-1)
+        confidence, n = float(probs_V.max()), count + 1
+        entropies.append(-sum(p * math.log(p) for p in probs_V.tolist() if p > 0))
+        match sampling.policy:
+            case "threshold":
+                fits = confidence > limit
+            case "factor":
+                fits = (n + 1) * (1 - confidence) < limit
+            case "entropy_bound":
+                fits = sum(entropies) - max(entropies) <= limit
+        if count and not fits:
+            break
+        count = n
+    return min(count, sampling.tokens_per_step or count)
 
 
 def draw(uniform: Uniform | None, sampling: SamplingParams, position: int) -> float:

@@ -1,26 +1,98 @@
-"""Which masked positions a denoising step commits.
+"""Which masked positions a denoising step commits: rules that differ from row to row of one pass.
 
-Shapes: R rows, C canvas positions, K picks in a step, D model width.
+Every rule ranks the masked positions of a row by confidence, ties to the lowest position, and commits the first n,
+at least one and at most the row's cap. With c_1 >= c_2 >= ... the confidences and h_1, h_2, ... the entropies (nats,
+of the same distributions) in this order, n is
+
+- `confidence`: the cap;
+- `threshold` t: the largest n with c_n > t. Fast-dLLM (Wu et al., 2025, arXiv 2505.22618) takes c_n >= t, SGLang's
+  low-confidence algorithm c_n > t. Strict, 1.0 is one at a time, also where a confidence rounds to 1.
+- `factor` f: the largest n with (n + 1) * (1 - c_n) < f, Fast-dLLM's factor-based decoding. It shows that with f = 1
+  the likeliest token of each position are together the likeliest tokens of all;
+- `entropy_bound` g: the largest n with (h_1 + ... + h_n) - max(h_1, ..., h_n) <= g, the EB-Sampler (Ben-Hamu et al.,
+  2025, arXiv 2505.24857), with the confidence as its error proxy: the left side bounds the information that the n
+  tokens have about each other. 0 is one at a time, except for positions that are certain.
+
+Each of these conditions holds for 1 to n if it holds for n, so a rule cuts the ranking at one place.
+
+Shapes: R rows, C canvas positions (here often in order of rank), K picks in a step, D model width, P policies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from ..request import Policy
 
-def most_confident(confidence_RC: Tensor, masked_RC: Tensor, quota_R: Tensor, num_picks: int) -> tuple[Tensor, Tensor]:
-    """The `quota_R[r]` most confident masked positions of each row, most confident first, ties to the lowest.
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(confidence_RC, entropy_RC, parameter_R1), in order of rank -> where the rule still holds, is_within_RC (bool)."""
 
-    Returns offsets in the canvas pick_RK (int64) and is_pick_RK (bool); entries that are no pick hold
-    some valid offset. `num_picks` = K must be at least the largest quota.
+
+def _by_count(confidence_RC: Tensor, entropy_RC: Tensor, parameter_R1: Tensor) -> Tensor:
+    return torch.ones_like(confidence_RC, dtype=torch.bool)
+
+
+def _by_threshold(confidence_RC: Tensor, entropy_RC: Tensor, parameter_R1: Tensor) -> Tensor:
+    return confidence_RC > parameter_R1
+
+
+def _by_factor(confidence_RC: Tensor, entropy_RC: Tensor, parameter_R1: Tensor) -> Tensor:
+    return (_count_C(confidence_RC) + 1) * (1 - confidence_RC) < parameter_R1
+
+
+def _by_entropy(confidence_RC: Tensor, entropy_RC: Tensor, parameter_R1: Tensor) -> Tensor:
+    # In double, so that a sum does not depend on the order in which a device adds.
+    entropy_RC = entropy_RC.double()
+    return entropy_RC.cumsum(dim=-1) - entropy_RC.cummax(dim=-1).values <= parameter_R1
+
+
+_RULES: dict[Policy, Rule] = {
+    "confidence": _by_count,
+    "threshold": _by_threshold,
+    "factor": _by_factor,
+    "entropy_bound": _by_entropy,
+}
+
+
+def policy_id(policy: Policy) -> int:
+    """The number that stands for a policy in `policy_R`."""
+    return list(_RULES).index(policy)
+
+
+def choose_positions(
+    confidence_RC: Tensor,
+    entropy_RC: Tensor,
+    masked_RC: Tensor,
+    cap_R: Tensor,
+    policy_R: Tensor,
+    parameter_R: Tensor,
+    num_picks: int,
+) -> tuple[Tensor, Tensor]:
+    """The positions each row commits, most confident first: offsets pick_RK (int64) and is_pick_RK (bool).
+
+    `policy_R` (int64) is a `policy_id`, `parameter_R` (float32) that policy's parameter, `cap_R` the most commits; a
+    row of cap 0, or without a masked position, commits nothing. `num_picks` = K must be at least the largest number
+    of commits. Entries that are no pick hold some valid offset. All rules are evaluated for all rows, so that the
+    work does not depend on which ones a batch holds.
     """
     # A confidence is a probability, so -1 sorts every other position behind the masked ones.
     ranked = torch.where(masked_RC, confidence_RC, -1.0).sort(dim=-1, descending=True, stable=True)
-    pick_RK = ranked.indices[:, :num_picks]
-    rank_K = torch.arange(pick_RK.shape[1], device=pick_RK.device)
-    is_pick_RK = (rank_K[None, :] < quota_R[:, None]) & masked_RC.gather(1, pick_RK)
-    return pick_RK, is_pick_RK
+    order_RC = ranked.indices
+    entropy_RC, parameter_R1 = entropy_RC.gather(1, order_RC), parameter_R[:, None]
+    within_RPC = torch.stack([rule(ranked.values, entropy_RC, parameter_R1) for rule in _RULES.values()], dim=1)
+    own_R11 = policy_R[:, None, None].expand(-1, 1, order_RC.shape[1])
+    is_within_RC = within_RPC.gather(1, own_R11).squeeze(1) & masked_RC.gather(1, order_RC)
+    count_R = torch.where(is_within_RC, _count_C(order_RC), 0).amax(dim=-1).clamp(min=1).minimum(cap_R)
+    is_pick_RC = (_count_C(order_RC) <= count_R[:, None]) & masked_RC.gather(1, order_RC)
+    return order_RC[:, :num_picks], is_pick_RC[:, :num_picks]
+
+
+def _count_C(values_RC: Tensor) -> Tensor:
+    """1 for the first rank, 2 for the second, and so on."""
+    return torch.arange(1, values_RC.shape[1] + 1, device=values_RC.device)
 
 
 def share_hidden(hidden_RCD: Tensor, masked_RC: Tensor, is_alike_R: Tensor) -> Tensor:

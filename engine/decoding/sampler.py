@@ -60,6 +60,16 @@ def adjusted_logits(
     return logits.masked_fill_(banned_V | ends_RCV, NEGATIVE_INFINITY)
 
 
+def entropy(probs_RCV: Tensor) -> Tensor:
+    """Entropy in nats of each distribution, entropy_RC; what has no probability adds nothing.
+
+    In one reading of logits v with top = max v, weight = exp(v - top) and total = sum weight it is
+    log(total) - sum(weight * (v - top)) / total, where a v of minus infinity adds nothing to either sum.
+    """
+    entropy_RC: Tensor = torch.special.entr(probs_RCV).sum(dim=-1)
+    return entropy_RC
+
+
 def confidence(
     logits_RCW: Tensor,
     masked_RC: Tensor,
@@ -70,21 +80,24 @@ def confidence(
     penalty_R: Tensor,
     banned_V: Tensor,
     is_end_RV: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Probability of the likeliest token at temperature 1, confidence_RC (float32), and is_finite_RC (bool).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Probability of the likeliest token at temperature 1, confidence_RC (float32), the entropy of all of them,
+    entropy_RC (float32, nats), and is_finite_RC (bool).
 
-    Both after penalties and bans; end tokens are banned at positions below `first_end_R`. Zero and True at positions
-    that are not masked; zero and False where a raw logit is not finite or no token may be chosen. `logits_RCW` may be
-    padded beyond the vocabulary of `offset_RV`.
+    After penalties and bans; end tokens are banned at positions below `first_end_R`. Zeros and True at positions
+    that are not masked; zeros and False where a raw logit is not finite or no token may be chosen. `logits_RCW` may
+    be padded beyond the vocabulary of `offset_RV`.
     """
     raw_RCV = logits_RCW[..., : offset_RV.shape[1]]
     is_early_RC = position_RC < first_end_R[:, None]
     logits_RCV = adjusted_logits(
         raw_RCV.float(), offset_RV, present_RV, penalty_R, banned_V, is_end_RV[:, None, :] & is_early_RC[:, :, None]
     )
-    confidence_RC = logits_RCV.softmax(dim=-1).amax(dim=-1)
+    probs_RCV = logits_RCV.softmax(dim=-1)
+    confidence_RC, entropy_RC = probs_RCV.amax(dim=-1), entropy(probs_RCV)
     is_finite_RC = (raw_RCV.isfinite().all(dim=-1) & confidence_RC.isfinite()) | ~masked_RC
-    return torch.where(masked_RC & is_finite_RC, confidence_RC, 0.0), is_finite_RC
+    is_told_RC = masked_RC & is_finite_RC
+    return torch.where(is_told_RC, confidence_RC, 0.0), torch.where(is_told_RC, entropy_RC, 0.0), is_finite_RC
 
 
 def entropy_temperature(sorted_MV: Tensor, top_p_M: Tensor) -> Tensor:

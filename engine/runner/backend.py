@@ -38,8 +38,8 @@ class Backend(Protocol):
         penalty_R: Tensor,
         banned_V: Tensor,
         is_end_RV: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """confidence_RC and is_finite_RC, as `sampler.confidence` defines them."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """confidence_RC, entropy_RC and is_finite_RC, as `sampler.confidence` defines them."""
 
 
 class PlainBackend:

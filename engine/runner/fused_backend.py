@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..decoding import sampler
 from ..decoding.kernels.confidence import confidence
 from ..model import fused
 from ..model.attention import num_splits_for
@@ -18,11 +19,15 @@ class FusedBackend:
     """Triton kernels for the released configuration (`fused.is_supported`); see Backend for shapes."""
 
     is_capturable = True
-    confidence = staticmethod(confidence)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:
         self._transformer = transformer
         self._cache = cache
+
+    def confidence(self, *given: Tensor, **named: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend. The entropies are the slow twin's: the kernel does not sum them yet."""
+        confidence_RC, is_finite_RC = confidence(*given, **named)
+        return confidence_RC, sampler.confidence(*given, **named)[1], is_finite_RC
 
     def layers(
         self, rows: RowTensors, token_RC: Tensor, position_RC: Tensor, masked_RC: Tensor, added_LRD: Tensor

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
+from ..decoding.policies import policy_id
 from ..decoding.steering import SteeringPlan
 from ..request import MAX_STEERING_GROUPS, SamplingParams
 from ..scheduling import Sequence
@@ -41,6 +42,9 @@ class Lanes:
         self.choice_index_N = lane_tensor(dtype=torch.int64)
         self.first_end_N = lane_tensor(dtype=torch.int64)
         """End tokens are banned below this position (min_tokens)."""
+        self.policy_N = lane_tensor(dtype=torch.int64)
+        """As `policies.policy_id` numbers them."""
+        self.policy_parameter_N = lane_tensor(dtype=torch.float32)
         self.penalty_N = lane_tensor(dtype=torch.float32)
         self.temperature_N = lane_tensor(dtype=torch.float32)
         self.top_p_N = lane_tensor(dtype=torch.float32)
@@ -102,6 +106,8 @@ class Lanes:
     def _write_sampling(self, lane: int, sampling: SamplingParams, seed: int) -> None:
         self.seed_N[lane] = seed
         self.choice_index_N[lane] = sampling.choice_index
+        self.policy_N[lane] = policy_id(sampling.policy)
+        self.policy_parameter_N[lane] = sampling.policy_parameter or 0.0
         self.penalty_N[lane] = sampling.repetition_penalty
         self.temperature_N[lane] = sampling.effective_temperature
         self.top_p_N[lane] = sampling.effective_top_p

@@ -104,7 +104,7 @@ class PassProgram:
         offset_DV, is_end_DV = lanes.offset_NV[lane_D], lanes.is_end_NV[lane_D]
         present_DV = sampler.presence(lanes.token_ids_NS[lane_D], self.config.vocab_size)
         penalty_D, first_end_D = lanes.penalty_N[lane_D], lanes.first_end_N[lane_D]
-        confidence_DC, is_finite_DC = self.backend.confidence(
+        confidence_DC, entropy_DC, is_finite_DC = self.backend.confidence(
             padded_DCW,
             masked_DC,
             position_DC,
@@ -116,8 +116,11 @@ class PassProgram:
             is_end_DV,
         )
         is_finite_D = is_finite_DC.all(dim=-1)
-        quota_D = rows.quota_R[:num_denoise] * is_finite_D
-        pick_DK, is_commit_DK = policies.most_confident(confidence_DC, masked_DC, quota_D, num_picks)
+        policy_D, parameter_D = lanes.policy_N[lane_D], lanes.policy_parameter_N[lane_D]
+        cap_D = rows.quota_R[:num_denoise] * is_finite_D
+        pick_DK, is_commit_DK = policies.choose_positions(
+            confidence_DC, entropy_DC, masked_DC, cap_D, policy_D, parameter_D, num_picks
+        )
         position_DK = position_DC.gather(1, pick_DK)
         raw_DKV = _at(padded_DCW, pick_DK)[..., : self.config.vocab_size].float()
         is_early_DK = position_DK < first_end_D[:, None]

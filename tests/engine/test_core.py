@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import astuple, replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from engine import (
     InvalidRequest,
     InvalidValue,
     NullRecorder,
+    Policy,
     PromptTooLong,
     QueueFull,
     RequestTooLarge,
@@ -246,9 +248,11 @@ class TestFailures:
             engine.check_integrity()
         assert engine.stats().pages_held == 0
 
-    def test_a_bias_that_leaves_no_token_ends_the_request_with_an_error(self, make_engine):
+    @pytest.mark.parametrize("policy", get_args(Policy))
+    def test_a_bias_that_leaves_no_token_ends_the_request_with_an_error(self, make_engine, policy):
         everything = dict.fromkeys(range(EOT.vocab_size), float("-inf"))
-        bad, good = make_engine(EOT).generate([request(logit_bias=everything), request(seed=0)])
+        bad, good = make_engine(EOT).generate([request(logit_bias=everything, policy=policy), request(seed=0)])
+        assert bad.commits == ()
         assert bad.finish_reason is FinishReason.ERROR and bad.error
         assert good.token_ids == make_engine(EOT).generate([request(seed=0)])[0].token_ids
 
@@ -273,6 +277,9 @@ class TestFailures:
             {"logit_bias": dict.fromkeys(range(EOT.vocab_size), -1e30), "repetition_penalty": 1e6},
             {"entropy_sampling": True, "logit_bias": {3: 1e30, 4: -1e30}, "repetition_penalty": 1e-6},
             {"stop_token_ids": (EOT.special_ids["mask_token_id"], EOT.special_ids["eos_token_id"])},
+            {"policy": "threshold", "threshold": 1e-6, "logit_bias": {3: 1e30}},
+            {"policy": "factor", "factor": 1e30, "tokens_per_step": BLOCK},
+            {"policy": "entropy_bound", "entropy_bound": np.float64(1e30), "logit_bias": {3: 1e30, 4: -1e30}},
             {"tokens_per_step": BLOCK, "min_tokens": 30, "stop_token_ids": tuple(range(60)), "ignore_eos": False},
         ],
         ids=str,

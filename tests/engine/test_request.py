@@ -4,6 +4,7 @@ import inspect
 import math
 import pickle
 from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,17 +21,18 @@ from engine import (
     InvalidConfig,
     InvalidRequest,
     InvalidValue,
+    Policy,
     SamplingParams,
     SteeringParams,
     Suppression,
 )
-from engine.request import MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
+from engine.request import DEFAULT_PARAMETERS, MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
 
 
 @pytest.mark.parametrize(
     ("field", "bad", "good"),
     [
-        ("tokens_per_step", [0, -1, 1.5, True], [1, 64]),
+        ("tokens_per_step", [0, -1, 1.5, True], [1, 64, None]),
         ("temperature", [-0.1, math.inf, math.nan], [0, 0.0, 2.5, None]),
         ("top_p", [-0.1, 1.1, math.nan], [0.0, 1.0, None]),
         ("min_p", [-0.1, 1.1], [0.0, 1.0, None]),
@@ -40,7 +42,7 @@ from engine.request import MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
         ("choice_index", [-1], [0, 7]),
         ("min_tokens", [-1], [0, 5]),
         ("num_logprobs", [-1, 21], [0, 20]),
-        ("policy", ["random"], ["confidence"]),
+        ("policy", ["random", None], ["confidence", "threshold", "factor", "entropy_bound"]),
         ("logit_bias", [{"a": 1.0}, {1: math.nan}, {1: math.inf}], [{1: -math.inf, 2: 100.0}]),
         ("stop_token_ids", [("x",)], [(), (1, 2)]),
     ],
@@ -55,6 +57,45 @@ def test_sampling_names_the_field_and_the_value_it_refuses(field, bad, good):
         )
     for value in good:
         assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("policy", "bad", "good"),
+    [
+        ("threshold", [0, 0.0, -0.5, 1.01, math.nan, True, "0.9"], [1e-6, 0.5, 1, None]),
+        ("factor", [-0.1, math.inf, math.nan, False], [0, 0.0, 1.5, 100, None]),
+        ("entropy_bound", [-0.1, math.inf, math.nan, "0"], [0, 0.1, 50, None]),
+    ],
+)
+def test_a_policy_s_parameter_names_the_value_it_refuses(policy, bad, good):
+    for value in bad:
+        with pytest.raises(InvalidValue) as caught:
+            SamplingParams(policy=policy, **{policy: value})
+        assert caught.value.param == f"sampling.{policy}"
+        assert f"{policy} is {value!r}; it must be a number from" in str(caught.value)
+    for value in good:
+        params = SamplingParams(policy=policy, **{policy: value})
+        assert getattr(params, policy) == value
+        assert params.policy_parameter == (DEFAULT_PARAMETERS[policy] if value is None else value)
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+@pytest.mark.parametrize("name", DEFAULT_PARAMETERS)
+def test_a_parameter_is_refused_with_a_policy_that_does_not_use_it(policy, name):
+    """Ignored, it would let a caller believe that the text was made with it."""
+    if policy == name:
+        SamplingParams(policy=policy, **{name: 0.5})
+        return
+    with pytest.raises(InvalidValue, match=f"{name} is 0.5, but the policy is '{policy}'.*policy '{name}'") as caught:
+        SamplingParams(policy=policy, **{name: 0.5})
+    assert caught.value.param == f"sampling.{name}"
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_a_step_commits_one_position_by_default_or_whatever_an_adaptive_policy_allows(policy):
+    assert SamplingParams(policy=policy).max_commits(64) == (1 if policy == "confidence" else 64)
+    assert SamplingParams(policy=policy, tokens_per_step=5).max_commits(64) == 5
+    assert (SamplingParams(policy=policy).policy_parameter is None) == (policy == "confidence")
 
 
 @pytest.mark.parametrize(

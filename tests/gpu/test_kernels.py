@@ -143,6 +143,6 @@ def test_confidence_in_one_reading_equals_adjusted_logits() -> None:
     first_end = torch.tensor([3, 50, 200], device=DEVICE)
     rest = (masked, position, first_end, offset, present, penalty, banned, is_end)
     fast, is_finite = confidence(logits, *rest)
-    slow, is_finite_slow = sampler.confidence(logits[..., :vocab_size], *rest)
+    slow, _, is_finite_slow = sampler.confidence(logits[..., :vocab_size], *rest)
     torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
     assert torch.equal(is_finite, is_finite_slow) and not is_finite[2, 4] and not is_finite[2, 5]

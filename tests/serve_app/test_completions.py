@@ -55,6 +55,7 @@ async def test_a_plain_answer_has_the_shape_of_openais(server):
         "denoising_steps": 20,
         "forward_passes": 21,
         "policy": "confidence",
+        "tokens_per_step": 1,
         "sampler": "entropy",
         "repetition_penalty": 1.1,
         "seed": 3,
@@ -64,12 +65,39 @@ async def test_a_plain_answer_has_the_shape_of_openais(server):
 
 
 @pytest.mark.parametrize(
+    ("diffusion", "told"),
+    [
+        ({"tokens_per_step": 3}, {"policy": "confidence", "tokens_per_step": 3}),
+        ({"policy": "threshold"}, {"policy": "threshold", "threshold": 0.9, "tokens_per_step": 16}),
+        ({"policy": "factor", "factor": 2}, {"policy": "factor", "factor": 2.0, "tokens_per_step": 16}),
+        (
+            {"policy": "entropy_bound", "entropy_bound": 0, "tokens_per_step": 5},
+            {"policy": "entropy_bound", "entropy_bound": 0.0, "tokens_per_step": 5},
+        ),
+    ],
+)
+async def test_the_answer_says_which_policy_ran_with_what(server, diffusion, told):
+    one = server()
+    body = {"prompt": "a", "max_tokens": 20, "diffusion": diffusion}
+    answer = (await one.post(body)).json()
+    options = {"include_diffusion": "blocks"}
+    events = events_of(await one.post({**body, "stream": True, "stream_options": options}))
+    done = [event["diffusion"] for event in events if event.get("diffusion", {}).get("type") == "generation.done"]
+    fields = {"policy", "tokens_per_step", "threshold", "factor", "entropy_bound"}
+    for part in (answer["diffusion"], *done):
+        assert {key: value for key, value in part.items() if key in fields} == told
+    assert len(done) == 1
+    assert one.engine.requests[0].sampling.policy == told["policy"]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {},
         {"max_tokens": 1},
         {"max_tokens": 100},
         {"diffusion": {"tokens_per_step": 5}},
+        {"diffusion": {"policy": "threshold", "threshold": 0.5}},
         {"prompt": ""},
         {"prompt": [64] * 16},
         {"steering": {"concepts": [2], "strength": 3}},

@@ -44,6 +44,7 @@ def test_an_engine_error_is_answered_the_same_from_here_and_from_a_replica(kind)
         ("prompt_token_ids", "prompt"),
         ("sampling.top_p", "top_p"),
         ("sampling.tokens_per_step", "diffusion.tokens_per_step"),
+        ("sampling.entropy_bound", "diffusion.entropy_bound"),
         ("steering.interventions[2].layer", "steering.interventions[2].layer"),
         (None, None),
     ],

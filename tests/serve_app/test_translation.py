@@ -23,7 +23,7 @@ def test_absent_fields_take_the_documented_defaults(served):
     assert (request.max_tokens, request.steering, request.attribution) == (256, None, None)
     assert request.prompt_token_ids == tuple(served.tokenizer.encode("a"))
     assert (request.sampling.sampler, request.sampling.repetition_penalty) == ("entropy", 1.1)
-    assert request.sampling.tokens_per_step == 1
+    assert (request.sampling.policy, request.sampling.max_commits(16)) == ("confidence", 1)
     assert 0 <= request.sampling.seed < 2**53, "a seed is drawn that every client can send back"
 
 
@@ -76,6 +76,16 @@ def test_sampling_fields_reach_the_engine(served):
     assert sampling.logit_bias == {3: 2.0, 4: -100.0}
     assert (sampling.stop_token_ids, sampling.min_tokens, sampling.ignore_eos) == ((7,), 2, True)
     assert sampling.tokens_per_step == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "default", "given"), [("threshold", 0.9, 0.75), ("factor", 1.0, 2), ("entropy_bound", 0.1, 0)]
+)
+def test_a_policy_reaches_the_engine_with_its_parameter(served, policy, default, given):
+    sampling = only(served, diffusion={"policy": policy}).sampling
+    assert (sampling.policy, sampling.policy_parameter, sampling.tokens_per_step) == (policy, default, None)
+    sampling = only(served, diffusion={"policy": policy, policy: given, "tokens_per_step": 7}).sampling
+    assert (sampling.policy, sampling.policy_parameter, sampling.tokens_per_step) == (policy, given, 7)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from engine.decoding.sampler import (
     adjusted_logits,
     choose_tokens,
     confidence,
+    entropy,
     entropy_temperature,
     kept_probabilities,
     presence,
@@ -134,12 +135,12 @@ def test_presence_marks_what_occurs_in_each_sequence():
 
 
 def confidence_of(raw, masked, *, first_end=0, is_end=None, banned=()):
-    """Confidences and finiteness of one row's positions."""
+    """Confidences, entropies and finiteness of one row's positions."""
     vocab_size = raw.shape[-1]
     banned_V = torch.zeros(vocab_size, dtype=torch.bool)
     banned_V[list(banned)] = True
     nothing = torch.zeros(1, vocab_size)
-    values, is_finite = confidence(
+    values, entropies, is_finite = confidence(
         raw[None],
         torch.tensor([masked]),
         torch.arange(len(masked))[None],
@@ -150,27 +151,49 @@ def confidence_of(raw, masked, *, first_end=0, is_end=None, banned=()):
         banned_V,
         nothing.bool() if is_end is None else torch.tensor([is_end]),
     )
-    return values[0].tolist(), is_finite[0].tolist()
+    return values[0].tolist(), entropies[0].tolist(), is_finite[0].tolist()
 
 
 def test_confidence_is_the_probability_of_the_likeliest_token_at_masked_positions():
     raw = torch.tensor([[0.0, math.log(3.0), 0.0], [5.0, 0.0, 0.0]])
-    values, is_finite = confidence_of(raw, [True, False], banned=[2])
+    values, _, is_finite = confidence_of(raw, [True, False], banned=[2])
     assert values == [pytest.approx(0.75), 0.0]
     assert is_finite == [True, True]
 
 
+def test_the_entropy_is_of_what_may_be_chosen_in_nats_and_zero_where_nothing_is_masked():
+    raw = torch.tensor([[0.0, math.log(3.0), 0.0], [1.0, 1.0, 1.0], [0.0, 200.0, 0.0]])
+    _, entropies, _ = confidence_of(raw, [True, False, True], banned=[2])
+    assert entropies == [pytest.approx(0.75 * math.log(4 / 3) + 0.25 * math.log(4)), 0.0, 0.0]
+    _, entropies, _ = confidence_of(raw, [True, True, True])
+    assert entropies[1] == pytest.approx(math.log(3))
+
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=40), st.integers(0, 39))
+@settings(max_examples=200, deadline=None)
+def test_the_entropy_equals_its_form_for_one_reading_of_the_logits(logits, banned):
+    """What a kernel sums slice by slice: the weights, and the weights times the distance from the top."""
+    logits = torch.tensor(logits)
+    logits[banned % len(logits)] = -math.inf
+    shift = (logits - logits.max()).double()
+    weight = shift.exp()
+    products = torch.where(weight > 0, weight * shift, 0.0)
+    expected = weight.sum().log() - products.sum() / weight.sum()
+    assert float(entropy(logits.softmax(dim=-1))) == pytest.approx(float(expected), abs=1e-5)
+
+
 def test_an_end_token_counts_only_from_the_first_position_where_it_may_stand():
     raw = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
-    values, _ = confidence_of(raw, [True, True], first_end=1, is_end=[True, False])
+    values, _, _ = confidence_of(raw, [True, True], first_end=1, is_end=[True, False])
     assert values == [pytest.approx(1.0), pytest.approx(0.5)]
 
 
 def test_a_position_is_not_finite_if_a_logit_is_not_or_everything_is_banned():
     raw = torch.tensor([[0.0, math.nan], [0.0, math.inf], [0.0, 0.0]])
-    assert confidence_of(raw, [True, True, True])[1] == [False, False, True]
-    assert confidence_of(raw, [False, True, True])[1] == [True, False, True]
-    assert confidence_of(raw[2:], [True], banned=[0, 1]) == ([0.0], [False])
+    assert confidence_of(raw, [True, True, True])[2] == [False, False, True]
+    assert confidence_of(raw, [False, True, True])[2] == [True, False, True]
+    assert confidence_of(raw, [True, True, True])[1] == [0.0, 0.0, pytest.approx(math.log(2))]
+    assert confidence_of(raw[2:], [True], banned=[0, 1]) == ([0.0], [0.0], [False])
 
 
 def chi_square(counts, expected):
