@@ -322,6 +322,8 @@ class Engine:
             pad_token_id=config.pad_token_id,
             end_token_ids=frozenset(ends) - set(config.banned_token_ids),
             tokens_per_step=sampling.max_commits(config.diff_block_size),
+            is_adaptive=sampling.is_adaptive,
+            has_drafts=sampling.has_drafts,
         )
 
     def _launch(self) -> bool:

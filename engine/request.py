@@ -27,7 +27,7 @@ MAX_SEED = 2**63 - 1
 MAX_PRIORITY = 2**63 - 1
 _PENALTY_RANGE = (1e-6, 1e6)
 
-Policy = Literal["confidence", "threshold", "factor", "entropy_bound"]
+Policy = Literal["confidence", "threshold", "factor", "entropy_bound", "lossless"]
 Unit = Literal["logits", "raw"]
 
 DEFAULT_PARAMETERS: Mapping[str, float] = MappingProxyType({"threshold": 0.9, "factor": 1.0, "entropy_bound": 0.1})
@@ -106,10 +106,13 @@ class SamplingParams:
     """How positions and tokens are chosen. The defaults equal steerling's `GenerationConfig()`."""
 
     policy: Policy = "confidence"
-    """Which positions a denoising step commits: `confidence`, the `tokens_per_step` most confident. The others take
-    from the most confident on as many as their parameter allows, at least one: see `engine.decoding.policies`."""
+    """Which positions a denoising step commits: `confidence`, the `tokens_per_step` most confident. `lossless` gives
+    the commits of `confidence` one at a time in fewer passes: a second row tries the commit that is likely to follow.
+    The others take from the most confident on as many as their parameter allows, at least one: see
+    `engine.decoding.policies`."""
     tokens_per_step: int | None = None
-    """Most commits of a denoising step. None: 1 for `confidence`, which is the highest quality; no limit for others."""
+    """Most commits of a denoising step. None: 1 for `confidence`, which is the highest quality, and always 1 for
+    `lossless`; no limit for others."""
     threshold: float | None = None
     """Of `threshold`: positions more confident than this. 1.0 is one at a time. None: 0.9."""
     factor: float | None = None
@@ -147,6 +150,11 @@ class SamplingParams:
         _one_of(self.policy, "sampling.policy", get_args(Policy))
         if self.tokens_per_step is not None:
             _whole(self.tokens_per_step, "sampling.tokens_per_step", 1)
+            if self.has_drafts and self.tokens_per_step != 1:
+                raise InvalidValue(
+                    f"tokens_per_step is {self.tokens_per_step}, but lossless commits one token a step; leave it out",
+                    param="sampling.tokens_per_step",
+                )
         for name, limits in _PARAMETER_RANGES.items():
             self._check_parameter(name, *limits)
         _whole(self.min_tokens, "sampling.min_tokens", 0)
@@ -186,7 +194,7 @@ class SamplingParams:
 
     @property
     def policy_parameter(self) -> float | None:
-        """The parameter that the policy runs with; None for `confidence`, which has none."""
+        """The parameter that the policy runs with; None for `confidence` and `lossless`, which have none."""
         default = DEFAULT_PARAMETERS.get(self.policy)
         given: float | None = None if default is None else getattr(self, self.policy)
         return default if given is None else given
@@ -195,7 +203,17 @@ class SamplingParams:
         """Most commits of a denoising step, for blocks of `block_size` positions."""
         if self.tokens_per_step is not None:
             return self.tokens_per_step
-        return 1 if self.policy == "confidence" else block_size
+        return block_size if self.policy in DEFAULT_PARAMETERS else 1
+
+    @property
+    def has_drafts(self) -> bool:
+        """True when a second row may add a commit to a pass's one."""
+        return self.policy == "lossless"
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True when the number of a pass's commits is known only from its results."""
+        return self.has_drafts or self.policy in DEFAULT_PARAMETERS
 
     @property
     def is_greedy(self) -> bool:

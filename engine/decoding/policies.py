@@ -4,7 +4,7 @@ Every rule ranks the masked positions of a row by confidence, ties to the lowest
 at least one and at most the row's cap. With c_1 >= c_2 >= ... the confidences and h_1, h_2, ... the entropies (nats,
 of the same distributions) in this order, n is
 
-- `confidence`: the cap;
+- `confidence`, and `lossless` for each of its rows: the cap;
 - `threshold` t: the largest n with c_n > t. Fast-dLLM (Wu et al., 2025, arXiv 2505.22618) takes c_n >= t, SGLang's
   low-confidence algorithm c_n > t. Strict, 1.0 is one at a time, also where a confidence rounds to 1.
 - `factor` f: the largest n with (n + 1) * (1 - c_n) < f, Fast-dLLM's factor-based decoding. It shows that with f = 1
@@ -54,6 +54,7 @@ _RULES: dict[Policy, Rule] = {
     "threshold": _by_threshold,
     "factor": _by_factor,
     "entropy_bound": _by_entropy,
+    "lossless": _by_count,
 }
 
 

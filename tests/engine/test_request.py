@@ -93,9 +93,16 @@ def test_a_parameter_is_refused_with_a_policy_that_does_not_use_it(policy, name)
 
 @pytest.mark.parametrize("policy", get_args(Policy))
 def test_a_step_commits_one_position_by_default_or_whatever_an_adaptive_policy_allows(policy):
-    assert SamplingParams(policy=policy).max_commits(64) == (1 if policy == "confidence" else 64)
-    assert SamplingParams(policy=policy, tokens_per_step=5).max_commits(64) == 5
-    assert (SamplingParams(policy=policy).policy_parameter is None) == (policy == "confidence")
+    is_one = policy in ("confidence", "lossless")
+    assert SamplingParams(policy=policy).max_commits(64) == (1 if is_one else 64)
+    assert (SamplingParams(policy=policy).policy_parameter is None) == is_one
+    assert SamplingParams(policy=policy).is_adaptive == (policy != "confidence")
+    if policy == "lossless":
+        assert SamplingParams(policy=policy, tokens_per_step=1).has_drafts
+        with pytest.raises(InvalidValue, match="tokens_per_step is 5, but lossless commits one token a step"):
+            SamplingParams(policy=policy, tokens_per_step=5)
+    else:
+        assert SamplingParams(policy=policy, tokens_per_step=5).max_commits(64) == 5
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,8 @@ def test_fewer_picks_than_positions_are_the_first_ones():
 
 
 def test_the_defaults_are_parameters_of_the_adaptive_policies():
-    assert tuple(DEFAULT_PARAMETERS) == ADAPTIVE == get_args(Policy)[1:]
+    assert tuple(DEFAULT_PARAMETERS) == ADAPTIVE
+    assert set(get_args(Policy)) - set(ADAPTIVE) == {"confidence", "lossless"}
 
 
 def test_alike_positions_share_the_first_one_s_hidden_state_and_others_keep_theirs():
