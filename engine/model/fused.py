@@ -112,7 +112,7 @@ def _attend(attention: Attention, x_RCD: Tensor, rows: _Rows, k_PCGE: Tensor, v_
         rows.page_table_RB,
         rows.key_length_R,
         rows.workspace,
-        tuning.attention,
+        tuning.attention_for(config.diff_block_size, config.head_dim),
         ahead_NK=_first_columns(attention.output, ahead.prepare, ahead.attend),
         overlaps=tuning.overlaps,
     )

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_LARGEST_PAGE = 64 * 128
+"""Elements of the keys of one page and head that the attention settings below were chosen for."""
+
 GemmKey = tuple[int, int, int]
 """(positions in the pass, output width, input width)."""
 
@@ -74,6 +77,10 @@ class Tuning:
     read_ahead: ReadAhead = ReadAhead()
     overlaps: bool = False
     """Start each kernel while the one before it drains: programmatic dependent launch, compute capability 9.0 on."""
+
+    def attention_for(self, page: int, width: int) -> AttentionSettings:
+        """Attention's settings for pages of so many positions and heads so wide, which must fit shared memory."""
+        return self.attention if page * width <= _LARGEST_PAGE else AttentionSettings()
 
 
 PLAIN = Tuning()
