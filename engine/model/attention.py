@@ -14,12 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PAGES_PER_SPLIT = 8
-"""Pages that one program of the attention kernel walks: 512 keys of Steerling-8B."""
+"""Pages that one program of the attention kernel walks, at least: 512 keys of Steerling-8B. No shorter row is split."""
+
+MAX_SPLITS = 8
+"""Splits of a row, at most: a longer row has longer splits. Each is a partial result to write and read again."""
 
 
 def num_splits_for(num_pages: int) -> int:
-    """Splits of a row with so many pages. It depends on the row's own length only, so results do too."""
-    return max(1, -(-num_pages // PAGES_PER_SPLIT))
+    """The most splits that a row of so many pages or fewer can have.
+
+    A row is cut into splits of max(PAGES_PER_SPLIT, its pages / MAX_SPLITS, rounded up) pages. That depends on the
+    row's own length only, so its result does too.
+    """
+    return max(1, min(MAX_SPLITS, -(-num_pages // PAGES_PER_SPLIT)))
 
 
 def block_causal_mask(length: int, block_size: int, device: torch.device | None = None) -> Tensor:

@@ -89,7 +89,7 @@ def test_prepared_queries_keys_and_values_equal_the_attention_module() -> None:
         attention(x, block[:, None] * PAGE + torch.arange(PAGE, device=DEVICE), rotary, attend, 0)
         k_pages, v_pages = torch.zeros(2, PAGES, PAGE, GROUPS, WIDTH, device=DEVICE)
         q = prepare_qkv(
-            attention.qkv(x),
+            attention.qkv(x)[None],
             block,
             page,
             rotary.cos_SE,
@@ -114,9 +114,9 @@ def test_residual_norm_equals_its_parts(width: int) -> None:
     norm.weight.normal_()
     x, branch = torch.randn(2, ROWS, PAGE, width, device=DEVICE)
     added, masked = torch.randn(ROWS, width, device=DEVICE), torch.rand(ROWS, PAGE, device=DEVICE) > 0.5
-    fused = residual_norm(x, branch, norm.weight, 1e-5, added_RD=added, masked_RC=masked)
+    fused = residual_norm(x, branch[None], norm.weight, 1e-5, added_RD=added, masked_RC=masked)
     torch.testing.assert_close(fused, x + norm(branch) + added[:, None] * masked[:, :, None], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(residual_norm(None, branch, norm.weight, 1e-5), norm(branch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(residual_norm(None, branch[None], norm.weight, 1e-5), norm(branch), atol=1e-5, rtol=1e-5)
 
 
 def test_swiglu_equals_its_formula() -> None:

@@ -1,6 +1,6 @@
-"""RMSNorm fused with what stands around it: the residual sum and the steering injection.
+"""RMSNorm fused with what stands around it: a GEMM's partial sums, the residual and the steering injection.
 
-Shapes: R rows, C canvas positions, D model width, L layers.
+Shapes: R rows, C canvas positions, D model width, S partial sums.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .overlap import ahead_arguments, allow_next, launch_options, read_ahead, wait_for_previous
 
 
 @triton.jit
@@ -19,17 +21,31 @@ def _residual_norm_kernel(
     added_ptr,
     masked_ptr,
     out_ptr,
+    ahead_ptr,
+    num_tokens,
     eps,
+    PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_ADDED: tl.constexpr,
+    AHEAD_ROWS: tl.constexpr,
+    AHEAD_STRIDE: tl.constexpr,
+    AHEAD_BYTES: tl.constexpr,
+    AHEAD_PER_PROGRAM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    allow_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
+    read_ahead(ahead_ptr, tl.program_id(0), AHEAD_ROWS, AHEAD_STRIDE, AHEAD_BYTES, AHEAD_PER_PROGRAM)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     exists = column < WIDTH
-    branch = tl.load(branch_ptr + token * WIDTH + column, mask=exists, other=0.0).to(tl.float32)
+    branch = tl.zeros((PADDED,), tl.float32)
+    for part in tl.static_range(PARTS):
+        offset = (part * num_tokens + token) * WIDTH + column
+        branch += tl.load(branch_ptr + offset, mask=exists, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=exists, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(branch * branch, axis=0) / WIDTH + eps)
     value = branch * scale * weight
@@ -44,29 +60,40 @@ def _residual_norm_kernel(
 
 def residual_norm(
     x_RCD: Tensor | None,
-    branch_RCD: Tensor,
+    branch_SRCD: Tensor,
     weight_D: Tensor,
     eps: float,
     *,
     added_RD: Tensor | None = None,
     masked_RC: Tensor | None = None,
+    ahead_NK: Tensor | None = None,
+    overlaps: bool = False,
 ) -> Tensor:
-    """x + RMSNorm(branch) * weight, plus `added_RD` (float32) at masked positions; without x the norm alone."""
-    num_rows, page, width = branch_RCD.shape
-    out_RCD = torch.empty_like(branch_RCD)
-    _residual_norm_kernel[(num_rows * page,)](
-        branch_RCD if x_RCD is None else x_RCD,
-        branch_RCD,
+    """x + RMSNorm(branch) * weight, plus `added_RD` (float32) at masked positions; without x the norm alone.
+
+    The branch is the sum over S; the result has x's dtype. `ahead_NK` is what the next GEMM reads first.
+    """
+    parts, num_rows, page, width = branch_SRCD.shape
+    dtype = branch_SRCD.dtype if x_RCD is None else x_RCD.dtype
+    out_RCD = torch.empty(num_rows, page, width, dtype=dtype, device=branch_SRCD.device)
+    num_tokens = num_rows * page
+    _residual_norm_kernel[(num_tokens,)](
+        branch_SRCD if x_RCD is None else x_RCD,
+        branch_SRCD,
         weight_D,
-        branch_RCD if added_RD is None else added_RD,
-        branch_RCD if masked_RC is None else masked_RC,
+        branch_SRCD if added_RD is None else added_RD,
+        branch_SRCD if masked_RC is None else masked_RC,
         out_RCD,
-        eps,
+        num_tokens=num_tokens,
+        eps=eps,
+        PARTS=parts,
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
         PAGE=page,
         HAS_RESIDUAL=x_RCD is not None,
         HAS_ADDED=added_RD is not None,
         num_warps=8 if width >= 2048 else 4,
+        **ahead_arguments(ahead_NK, num_tokens, branch_SRCD),
+        **launch_options(overlaps),
     )
     return out_RCD

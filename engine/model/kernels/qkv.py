@@ -1,6 +1,6 @@
 """From the QKV projection to attention's inputs in one kernel: clamp, qk-norm, rotary, page write.
 
-Shapes: R rows, C canvas positions, H query heads, G KV heads, E head width, P pages.
+Shapes: R rows, C canvas positions, H query heads, G KV heads, E head width, P pages, S partial sums.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .overlap import ahead_arguments, allow_next, launch_options, read_ahead, wait_for_previous
 
 _HEADS_PER_PROGRAM = 8
 
@@ -25,14 +27,26 @@ def _prepare_kernel(
     q_ptr,
     k_page_ptr,
     v_page_ptr,
+    ahead_ptr,
+    num_tokens,
     clip,
     eps,
+    PARTS: tl.constexpr,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     CHUNK: tl.constexpr,
+    AHEAD_ROWS: tl.constexpr,
+    AHEAD_STRIDE: tl.constexpr,
+    AHEAD_BYTES: tl.constexpr,
+    AHEAD_PER_PROGRAM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    allow_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
+    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    read_ahead(ahead_ptr, program, AHEAD_ROWS, AHEAD_STRIDE, AHEAD_BYTES, AHEAD_PER_PROGRAM)
     token = tl.program_id(0)
     row = token // PAGE
     slot = token % PAGE
@@ -40,9 +54,12 @@ def _prepare_kernel(
     half = tl.arange(0, HALF)
     width: tl.constexpr = 2 * HALF
     exists = (head < HEADS + 2 * GROUPS)[:, None]
-    source = (token * (HEADS + 2 * GROUPS) + head)[:, None] * width + half[None, :]
-    first = tl.load(qkv_ptr + source, mask=exists, other=0.0).to(tl.float32)
-    second = tl.load(qkv_ptr + source + HALF, mask=exists, other=0.0).to(tl.float32)
+    first = tl.zeros((CHUNK, HALF), tl.float32)
+    second = tl.zeros((CHUNK, HALF), tl.float32)
+    for part in tl.static_range(PARTS):
+        source = ((part * num_tokens + token) * (HEADS + 2 * GROUPS) + head)[:, None] * width + half[None, :]
+        first += tl.load(qkv_ptr + source, mask=exists, other=0.0).to(tl.float32)
+        second += tl.load(qkv_ptr + source + HALF, mask=exists, other=0.0).to(tl.float32)
     first = tl.minimum(tl.maximum(first, -clip), clip)
     second = tl.minimum(tl.maximum(second, -clip), clip)
     is_query = (head < HEADS)[:, None]
@@ -73,7 +90,7 @@ def _prepare_kernel(
 
 
 def prepare_qkv(
-    qkv_RCX: Tensor,
+    qkv_SRCX: Tensor,
     block_R: Tensor,
     page_R: Tensor,
     cos_SE: Tensor,
@@ -86,17 +103,21 @@ def prepare_qkv(
     heads: int,
     clip: float,
     eps: float,
+    ahead_NK: Tensor | None = None,
+    overlaps: bool = False,
 ) -> Tensor:
     """Queries q_RCHE, normed and rotated; keys and values go to page `page_R[r]` of each row.
 
-    `qkv_RCX` is the projection with X = (H + 2 G) * E; cos and sin are float32; `clip` may be infinite.
+    `qkv_SRCX`, summed over its S, is the projection with X = (H + 2 G) * E; cos and sin [positions, E] are float32;
+    `clip` may be infinite. Queries have the dtype of the pages. `ahead_NK` is what the GEMM
+    after attention reads first.
     """
-    num_rows, page, _ = qkv_RCX.shape
+    parts, num_rows, page, _ = qkv_SRCX.shape
     groups, width = k_PCGE.shape[2], k_PCGE.shape[3]
-    q_RCHE = torch.empty(num_rows, page, heads, width, dtype=qkv_RCX.dtype, device=qkv_RCX.device)
-    chunks = triton.cdiv(heads + 2 * groups, _HEADS_PER_PROGRAM)
-    _prepare_kernel[(num_rows * page, chunks)](
-        qkv_RCX,
+    q_RCHE = torch.empty(num_rows, page, heads, width, dtype=k_PCGE.dtype, device=qkv_SRCX.device)
+    grid = (num_rows * page, triton.cdiv(heads + 2 * groups, _HEADS_PER_PROGRAM))
+    _prepare_kernel[grid](
+        qkv_SRCX,
         block_R,
         page_R,
         cos_SE,
@@ -106,13 +127,17 @@ def prepare_qkv(
         q_RCHE,
         k_PCGE,
         v_PCGE,
-        clip,
-        eps,
+        num_tokens=num_rows * page,
+        clip=clip,
+        eps=eps,
+        PARTS=parts,
         HEADS=heads,
         GROUPS=groups,
         HALF=width // 2,
         PAGE=page,
         CHUNK=_HEADS_PER_PROGRAM,
         num_warps=4,
+        **ahead_arguments(ahead_NK, grid[0] * grid[1], qkv_SRCX),
+        **launch_options(overlaps),
     )
     return q_RCHE
