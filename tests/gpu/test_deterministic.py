@@ -120,7 +120,7 @@ def test_norm_and_swiglu_do_not_depend_on_the_batch() -> None:
     branch, branches = random_rows(PAGE, 4096, dtype=torch.bfloat16)
 
     def norm(x: Tensor, branch: Tensor) -> Tensor:
-        return residual_norm(x, branch, weight, 1e-5)
+        return residual_norm(x, branch[None], weight, 1e-5)
 
     assert_alone_equals_in_company(norm, (row, branch), (others, branches))
     assert_alone_equals_in_company(swiglu, (row,), (others,))
