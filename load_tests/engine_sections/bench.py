@@ -228,7 +228,7 @@ def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Bandwidth of a kernel that copies, of one that only reads, and the rate of a large matrix product."""
-    num_bytes, size = (2**32, 8192) if device.type == "cuda" else (2**25, 512)
+    num_bytes, size = (2**31, 8192) if device.type == "cuda" else (2**25, 512)
     source = torch.ones(num_bytes // dtype.itemsize, dtype=dtype, device=device)
     target = torch.empty_like(source)
     # A kernel that reads and writes; captured, a plain copy becomes a transfer of another and slower kind.

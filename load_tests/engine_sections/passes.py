@@ -84,12 +84,11 @@ def parts(bench: Bench, section: Section) -> None:
                 variant=name,
                 **with_spread("mean_step_ms", values, 1e3),
                 **with_spread("saved_share", saved),
+                standing_us=1e6 * always_s if is_bare else None,
                 concepts_share=median(saved) + always_s / median(seconds["all on"]) if is_bare else None,
             )
-        section.note(
-            f"{rows} rows: the sums of steering vectors, which every pass makes for whoever asks, take "
-            f"{1e6 * always_s:.0f} us; `concepts` is what both off saves plus these"
-        )
+    section.note("standing: the sums of steering vectors, which every pass makes, whoever asks for them")
+    section.note("concepts: what both off saves, plus standing, as a share of all on")
     section.note(f"{keys} keys; mean over whole blocks; saved: against all on in the same round")
 
 

@@ -55,22 +55,30 @@ def tail(name: str, values: Sequence[float]) -> Row:
     }
 
 
+LEAST_INTERVAL_S = 5.0
+"""Between two lines of one section in a file."""
+
+
 class Progress:
-    """One line on a terminal that is rewritten; line by line where there is none."""
+    """One line on a terminal that is rewritten; elsewhere a line at each section's start and every few seconds."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._started = clock()
+        self._last = ("", 0.0)
+        """The section and the moment of the last line that was written."""
 
     def show(self, section: str, text: str) -> None:
         """Say what is being measured now."""
-        elapsed = int(self._clock() - self._started)
+        now = self._clock()
+        elapsed = int(now - self._started)
         line = f"[{elapsed // 60:3d}:{elapsed % 60:02d}] {section:<13} {text}"
         if self._stream.isatty():
             self._stream.write(f"\r\x1b[2K{line[:118]}")
-        else:
+        elif self._last[0] != section or now - self._last[1] >= LEAST_INTERVAL_S:
             self._stream.write(line + "\n")
+            self._last = (section, now)
         self._stream.flush()
 
     def clear(self) -> None:

@@ -90,6 +90,7 @@ def lockstep(bench: Bench, section: Section) -> None:
             requests = bench.load.served(max(bench.requests, 4 * clients), 500 + repeat, (1, 2, 4))
             served = closed_loop(engine, requests, clients, bench.replays())
             tokens_per_s.setdefault(batching, []).append(served.tokens_per_s)
+    section.note("lockstep wastes rows, so it costs where a pass of fewer rows is not shorter in proportion: on a GPU")
     slow = median(tokens_per_s["lockstep"])
     for batching, values in tokens_per_s.items():
         section.add(

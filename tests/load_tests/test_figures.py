@@ -183,7 +183,26 @@ def test_a_file_without_a_result_is_refused(tmp_path):
             merge([file], ())
 
 
-def test_progress_tells_the_time_and_the_section():
-    stream, now = io.StringIO(), iter([0.0, 83.0])
-    Section("pass", Progress(stream, lambda: next(now))).say("4 rows")
-    assert stream.getvalue() == "[  1:23] pass          4 rows\n"
+def test_progress_tells_the_time_and_the_section_and_does_not_flood_a_file():
+    stream, now = io.StringIO(), iter([0.0, 83.0, 84.0, 85.0, 90.0])
+    progress = Progress(stream, lambda: next(now))
+    for section_name, text in (("pass", "4 rows"), ("pass", "8 rows"), ("serve", "1 client"), ("serve", "4 clients")):
+        Section(section_name, progress).say(text)
+    assert stream.getvalue().splitlines() == [
+        "[  1:23] pass          4 rows",
+        "[  1:25] serve         1 client",
+        "[  1:30] serve         4 clients",
+    ]
+
+
+def test_progress_on_a_terminal_rewrites_its_line():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    progress = Progress(stream, lambda: 0.0)
+    progress.show("pass", "4 rows")
+    progress.show("pass", "x" * 200)
+    assert stream.getvalue().count("\r\x1b[2K") == 2 and "\n" not in stream.getvalue()
+    assert "x" * 119 not in stream.getvalue(), "a line that wraps cannot be rewritten"
