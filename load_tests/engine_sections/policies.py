@@ -49,15 +49,20 @@ def policies(bench: Bench, section: Section) -> None:
 
 
 def read_counts(file: Path) -> dict[str, dict[str, float]]:
-    """Passes a block and commits a pass of each policy. Raises NotAvailable without the file."""
+    """Passes a block and commits a pass (also called tokens_per_pass) of each policy at its default parameter.
+
+    Raises NotAvailable without the file, ValueError for what are no counts.
+    """
     if not file.is_file():
         raise NotAvailable(f"{file} is missing: it holds the passes that each policy needs on the demo model")
-    counts = json.loads(file.read_text(encoding="utf-8"))
-    for policy, values in counts.items():
-        for name in ("passes_per_block", "commits_per_pass"):
-            if not (isinstance(values.get(name), (int, float)) and values[name] > 0):
-                raise ValueError(f"{file} has {name} {values.get(name)!r} for {policy}; it must be a number above 0")
-    return dict(counts)
+    counts = {}
+    for policy, values in json.loads(file.read_text(encoding="utf-8")).items():
+        renamed = {"commits_per_pass": values.get("tokens_per_pass"), **values}
+        counts[policy] = {name: renamed.get(name) for name in ("passes_per_block", "commits_per_pass")}
+        for name, value in counts[policy].items():
+            if not (isinstance(value, (int, float)) and value > 0):
+                raise ValueError(f"{file} has {name} {value!r} for {policy}; it must be a number above 0")
+    return counts
 
 
 def sampling_of(policy: str, seed: int) -> SamplingParams:

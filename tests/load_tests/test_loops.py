@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine import Engine, EngineConfig
+from engine import Engine, EngineConfig, SamplingParams
 from load_tests import bench_engine
 from load_tests.engine_sections.bench import Bench
 from load_tests.engine_sections.load import Load, WrongOutput, check
@@ -119,7 +119,7 @@ def test_an_option_that_no_build_has_is_not_available(tmp_path):
 
 
 def test_policies_are_asked_for_by_their_recorded_names():
-    assert sampling_of("confidence", 0).tokens_per_step == 1
+    assert sampling_of("confidence", 0) == SamplingParams(seed=0)
     assert sampling_of("confidence-4", 0).tokens_per_step == 4
     assert sampling_of("confidence_k2", 0).tokens_per_step == 2
 
