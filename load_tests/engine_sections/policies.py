@@ -48,14 +48,14 @@ def policies(bench: Bench, section: Section) -> None:
     section.note("lossless: commits a pass x pass of n rows / pass of 2 n rows")
 
 
-def read_counts(file: Path) -> dict[str, dict[str, float]]:
+def read_counts(file: Path) -> dict[str, dict[str, Any]]:
     """Passes a block and commits a pass (also called tokens_per_pass) of each policy at its default parameter.
 
     Raises NotAvailable without the file, ValueError for what are no counts.
     """
     if not file.is_file():
         raise NotAvailable(f"{file} is missing: it holds the passes that each policy needs on the demo model")
-    counts = {}
+    counts: dict[str, dict[str, Any]] = {}
     for policy, values in json.loads(file.read_text(encoding="utf-8")).items():
         renamed = {"commits_per_pass": values.get("tokens_per_pass"), **values}
         counts[policy] = {name: renamed.get(name) for name in ("passes_per_block", "commits_per_pass")}
