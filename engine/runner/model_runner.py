@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..config import EngineConfig, ModelConfig
-from ..decoding import attribution
+from ..decoding import attribution, sampler
 from ..errors import InvalidConfig
 from ..model import fused_support
 from ..model.attention import PAGES_PER_SPLIT
-from ..model.ranking import top_k_lowest_id
 from ..model.steerling import SteerlingModel
 from ..model.weights import load_model
 from ..output import Commit, ConceptContribution, TokenAttribution
@@ -144,7 +142,7 @@ class ModelRunner:
     def _read_back(self, batch: Batch, decision: Decision) -> list[RowOutcome]:
         chosen = torch.stack((decision.position_DK, decision.token_DK, decision.is_commit_DK.long()))
         values = torch.stack((decision.confidence_DK, decision.target_logit_DK, decision.logprob_DK))
-        top_id, top_logprob = _top_logprobs(decision.raw_DKV, batch.num_logprobs)
+        top_id, top_logprob = _top_logprobs(decision, self.config.vocab_size, batch.num_logprobs)
         position, token, is_commit = chosen.tolist()
         confidence, target, logprob = values.tolist()
         is_finite = decision.is_finite_D.tolist()
@@ -217,15 +215,16 @@ def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
     return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[engine.dtype]
 
 
-def _top_logprobs(raw_DKV: Tensor, num: int) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+def _top_logprobs(
+    decision: Decision, vocab_size: int, num: int
+) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
     """Ids and log-probabilities of the `num` likeliest tokens of each pick, best first."""
     if num == 0:
-        none: list[list[list[int]]] = [[[] for _ in range(raw_DKV.shape[1])] for _ in range(raw_DKV.shape[0])]
-        return none, [[[] for _ in picks] for picks in none]
-    logprobs_MV = raw_DKV.flatten(0, 1).log_softmax(dim=-1)
-    id_MT = top_k_lowest_id(logprobs_MV, num)
-    shape = (*raw_DKV.shape[:2], id_MT.shape[-1])
-    return id_MT.view(shape).tolist(), logprobs_MV.gather(1, id_MT).view(shape).tolist()
+        num_rows, num_picks = decision.pick_DK.shape
+        none: list[list[list[int]]] = [[[]] * num_picks] * num_rows
+        return none, [[[]] * num_picks] * num_rows
+    id_DKT, logprob_DKT = sampler.top_logprobs(decision.logits_DCW, decision.pick_DK, vocab_size, num)
+    return id_DKT.tolist(), logprob_DKT.tolist()
 
 
 def _contributions(part: attribution.HeadExplanation, top_k: list[int | None]) -> list[tuple[ConceptContribution, ...]]:

@@ -2,8 +2,8 @@
 
 The same code runs eagerly and under graph capture.
 
-Shapes: R rows, D rows that denoise (the first of R; all of R in a graph), C canvas positions, K picks a row,
-M = D * K picks, V vocabulary, W padded vocabulary, L layers.
+Shapes: R rows, D rows that denoise (the first of R; all of R in a graph), C canvas positions, K picks a row, W padded
+vocabulary, L layers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from ..decoding import policies, sampler, steering
-from ..decoding.random import uniform
+from ..decoding import policies, steering
 from ..model.steerling import SteerlingModel
 from .backend import Backend
 from .batch import RowTensors
@@ -35,15 +34,17 @@ class Canvas:
 class Decision:
     """The commits of a pass. Entries that are no commit hold some valid position and token."""
 
+    pick_DK: Tensor
+    """Offsets in the canvas."""
     position_DK: Tensor
     token_DK: Tensor
     is_commit_DK: Tensor
     confidence_DK: Tensor
-    raw_DKV: Tensor
-    """float32 logits of the picked positions, before anything was done to them."""
     target_logit_DK: Tensor
     logprob_DK: Tensor
     is_finite_D: Tensor
+    logits_DCW: Tensor
+    """What lm_head gave, for `sampler.top_logprobs`."""
 
 
 class PassProgram:
@@ -54,10 +55,7 @@ class PassProgram:
         self.config: ModelConfig = model.config
         self.lanes = lanes
         self.backend = backend
-        device = lanes.device
-        self._banned_V = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=device)
-        self._banned_V[list(self.config.banned_token_ids)] = True
-        self._offset_C = torch.arange(self.config.diff_block_size, device=device)
+        self._offset_C = torch.arange(self.config.diff_block_size, device=lanes.device)
 
     def forward(self, rows: RowTensors) -> Canvas:
         """Run the layers; writes the rows' pages."""
@@ -80,87 +78,42 @@ class PassProgram:
         return Canvas(policies.share_hidden(hidden_RCD, masked_RC, is_alike_R), position_RC, masked_RC)
 
     def decide(self, rows: RowTensors, canvas: Canvas, num_denoise: int, num_picks: int) -> Decision:
-        """Choose positions and tokens for the first `num_denoise` rows, and write them into their lanes."""
+        """Choose positions and tokens for the first `num_denoise` rows, and write them into their lanes.
+
+        Needs nothing of `forward` but the canvas, and K = `num_picks` may exceed what any row commits: what is no
+        commit costs next to nothing.
+        """
         lanes, lane_D = self.lanes, rows.lane_R[:num_denoise]
         hidden_DCD = canvas.hidden_RCD[:num_denoise]
         position_DC, masked_DC = canvas.position_RC[:num_denoise], canvas.masked_RC[:num_denoise]
         composed = self.model.compose(hidden_DCD.flatten(0, 1)).view_as(hidden_DCD)
-        padded_DCW: Tensor = self.model.transformer.lm_head(composed)
-        offset_DV, is_end_DV = lanes.offset_NV[lane_D], lanes.is_end_NV[lane_D]
-        present_DV = sampler.presence(lanes.token_ids_NS[lane_D], self.config.vocab_size)
-        penalty_D, first_end_D = lanes.penalty_N[lane_D], lanes.first_end_N[lane_D]
-        confidence_DC, is_finite_DC = self.backend.confidence(
-            padded_DCW,
-            masked_DC,
-            position_DC,
-            first_end_D,
-            offset_DV,
-            present_DV,
-            penalty_D,
-            self._banned_V,
-            is_end_DV,
-        )
+        logits_DCW: Tensor = self.model.transformer.lm_head(composed)
+        adjustment = lanes.adjustment(lane_D)
+        confidence_DC, _, is_finite_DC = self.backend.confidence(logits_DCW, masked_DC, position_DC, adjustment)
         is_finite_D = is_finite_DC.all(dim=-1)
         quota_D = rows.quota_R[:num_denoise] * is_finite_D
         pick_DK, is_commit_DK = policies.most_confident(confidence_DC, masked_DC, quota_D, num_picks)
-        position_DK = position_DC.gather(1, pick_DK)
-        raw_DKV = _at(padded_DCW, pick_DK)[..., : self.config.vocab_size].float()
-        is_early_DK = position_DK < first_end_D[:, None]
-        logits_DKV = sampler.adjusted_logits(
-            raw_DKV, offset_DV, present_DV, penalty_D, self._banned_V, is_end_DV[:, None, :] & is_early_DK[:, :, None]
+        # Kernels read it as a whole.
+        pick_DK = pick_DK.contiguous()
+        chosen = self.backend.choose(
+            logits_DCW,
+            position_DC,
+            pick_DK,
+            is_commit_DK,
+            adjustment,
+            lanes.choice,
+            lanes.seed_N,
+            lanes.choice_index_N,
         )
-        token_DK = self._choose(lane_D, logits_DKV, position_DK)
-        target_DK = raw_DKV.gather(2, token_DK[:, :, None]).squeeze(-1)
-        decision = Decision(
-            position_DK=position_DK,
-            token_DK=token_DK,
+        self.backend.commit(lanes, lane_D, position_DC, hidden_DCD, pick_DK, chosen.token_RK, is_commit_DK)
+        return Decision(
+            pick_DK=pick_DK,
+            position_DK=position_DC.gather(1, pick_DK),
+            token_DK=chosen.token_RK,
             is_commit_DK=is_commit_DK,
             confidence_DK=confidence_DC.gather(1, pick_DK),
-            raw_DKV=raw_DKV,
-            target_logit_DK=target_DK,
-            logprob_DK=target_DK - raw_DKV.logsumexp(dim=-1),
+            target_logit_DK=chosen.target_logit_RK,
+            logprob_DK=chosen.logprob_RK,
             is_finite_D=is_finite_D,
+            logits_DCW=logits_DCW,
         )
-        self._commit(lane_D, decision, hidden_DCD, position_DC)
-        return decision
-
-    def _choose(self, lane_D: Tensor, logits_DKV: Tensor, position_DK: Tensor) -> Tensor:
-        """Tokens for the picks, token_DK; entries that are no pick get some valid token."""
-        lanes = self.lanes
-        lane_M = lane_D[:, None].expand_as(position_DK).flatten()
-        choice = sampler.Choice(
-            temperature_M=lanes.temperature_N[lane_M],
-            top_p_M=lanes.top_p_N[lane_M],
-            top_k_M=lanes.top_k_N[lane_M],
-            min_p_M=lanes.min_p_N[lane_M],
-            is_entropy_M=lanes.is_entropy_N[lane_M],
-            is_greedy_M=lanes.is_greedy_N[lane_M],
-        )
-        uniform_M = uniform(lanes.seed_N[lane_M], position_DK.flatten(), lanes.choice_index_N[lane_M])
-        # Rows that are not finite commit nothing, but their NaN must not reach an index.
-        logits_MV = logits_DKV.flatten(0, 1).nan_to_num(nan=0.0, neginf=sampler.NEGATIVE_INFINITY)
-        return sampler.choose_tokens(logits_MV, choice, uniform_M).view_as(position_DK)
-
-    def _commit(self, lane_D: Tensor, decision: Decision, hidden_DCD: Tensor, position_DC: Tensor) -> None:
-        """Write the commits into the lanes, then the end-of-turn rule."""
-        lanes, config = self.lanes, self.config
-        is_commit_DK, position_DK, token_DK = decision.is_commit_DK, decision.position_DK, decision.token_DK
-        # A lane may have two rows in a pass: what is no commit goes to the idle lane, where nobody reads it.
-        lane_DK = torch.where(is_commit_DK, lane_D[:, None], lanes.idle_lane)
-        offset_DK = position_DK % config.diff_block_size
-        lanes.token_ids_NS[lane_DK, position_DK] = token_DK
-        lanes.hidden_NCD[lane_DK, offset_DK] = _at(hidden_DCD, offset_DK)
-        lanes.num_committed_N.index_add_(0, lane_D, is_commit_DK.sum(dim=-1))
-        limit_D = lanes.limit_N[lane_D]
-        is_end_DK = is_commit_DK & lanes.is_end_NV[lane_DK, token_DK]
-        found_D = torch.where(is_end_DK, position_DK, limit_D[:, None]).amin(dim=-1)
-        lanes.end_N.scatter_reduce_(0, lane_D, found_D, reduce="amin")
-        is_past_DC = (position_DC > lanes.end_N[lane_D, None]) & (position_DC < limit_D[:, None])
-        past_lane_DC = torch.where(is_past_DC, lane_D[:, None], lanes.idle_lane)
-        # A plain number would be copied from the host, which a graph cannot capture.
-        lanes.token_ids_NS[past_lane_DC, position_DC] = torch.full_like(position_DC, config.eos_token_id)
-
-
-def _at(values_DCX: Tensor, offset_DK: Tensor) -> Tensor:
-    """Vectors of chosen canvas positions: [D, C, X] and [D, K] -> [D, K, X]."""
-    return values_DCX.gather(1, offset_DK[:, :, None].expand(-1, -1, values_DCX.shape[-1]))
