@@ -18,6 +18,7 @@ from ..decoding.policies import policy_id
 from ..decoding.steering import SteeringPlan
 from ..request import MAX_STEERING_GROUPS, SamplingParams
 from ..scheduling import Sequence
+from .transfer import to_device
 
 
 class Lanes:
@@ -94,9 +95,9 @@ class Lanes:
 
     def write(self, lane: int, sequence: Sequence, sampling: SamplingParams, seed: int, steering: SteeringPlan) -> None:
         """Put a sequence, new or resumed, into a lane."""
-        token_ids = torch.tensor(sequence.token_ids, dtype=torch.int64)
+        token_ids = to_device(sequence.token_ids, torch.int64, self.device)
         self.token_ids_NS[lane].fill_(self.config.pad_token_id)
-        self.token_ids_NS[lane, : len(token_ids)] = token_ids.to(self.device)
+        self.token_ids_NS[lane, : len(token_ids)] = token_ids
         self.limit_N[lane] = sequence.limit
         self.end_N[lane] = sequence.limit if sequence.end is None else sequence.end
         self.num_committed_N[lane] = sequence.num_committed
@@ -105,14 +106,18 @@ class Lanes:
         self.present_NV[lane] = sampler.presence(self.token_ids_NS[lane : lane + 1], self.config.vocab_size)[0]
         self.offset_NV[lane].zero_()
         if sampling.logit_bias:
-            biased = torch.tensor(list(sampling.logit_bias), device=self.device)
-            biases = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=self.device)
+            biased = to_device(list(sampling.logit_bias), torch.int64, self.device)
+            biases = to_device(list(sampling.logit_bias.values()), torch.float32, self.device)
             self.offset_NV[lane, biased] = biases
         if steering.suppression_V is not None:
             self.offset_NV[lane] -= steering.suppression_V
         self.is_end_NV[lane].zero_()
         for token_id in sequence.end_token_ids:
             self.is_end_NV[lane, token_id] = True
+        for tensor in (steering.vector_GD, steering.layer_G, steering.cutoff_G, steering.suppression_V):
+            if tensor is not None and tensor.is_cuda:
+                # They were made beside the passes: their memory must outlive this stream's reading.
+                tensor.record_stream(torch.cuda.current_stream(self.device))
         # A zero vector switches a group off, whatever its layer and cutoff.
         num_groups = len(steering.vector_GD)
         self.vector_NGD[lane].zero_()

@@ -75,22 +75,18 @@ def _end_kernel(
     if end < limit:
         offset = tl.arange(0, PADDED)
         position = tl.load(position_ptr + row * CANVAS + offset, mask=offset < CANVAS, other=0)
-        is_past = (offset < CANVAS) & (position > end) & (position < limit)
-        place = token_ids_ptr + lane * context + position
-        token = tl.load(place, mask=is_past, other=0)
-        is_lost = is_past & (token != eos_token_id)
+        token_ids = token_ids_ptr + lane * context
+        lost = tl.load(token_ids + position, mask=(offset < CANVAS) & (position > end) & (position < limit), other=0)
+        is_lost = (offset < CANVAS) & (position > end) & (position < limit) & (lost != eos_token_id)
         if tl.sum(is_lost.to(tl.int32), axis=0) > 0:
-            eos = tl.full((PADDED,), 0, tl.int64) + eos_token_id
-            tl.store(place, eos, mask=is_past)
-            gone = tl.zeros((PADDED,), tl.int8)
-            tl.store(present_ptr + lane * lane_stride + token, gone, mask=is_lost)
-            # Those that stand elsewhere too are still there: all are marked anew, once a text.
-            tl.debug_barrier()
-            for start in range(0, context, COLUMNS):
+            tl.store(token_ids + position, tl.full((PADDED,), 0, tl.int64) + eos_token_id, mask=is_lost)
+            # A token stays present if it also stands where no row writes now: up to the end.
+            is_kept = tl.zeros((PADDED,), tl.int32)
+            for start in range(0, end + 1, COLUMNS):
                 at = start + tl.arange(0, COLUMNS)
-                left = tl.load(token_ids_ptr + lane * context + at, mask=at < limit, other=0)
-                there = tl.full((COLUMNS,), 1, tl.int8)
-                tl.store(present_ptr + lane * lane_stride + left, there, mask=at < limit)
+                kept = tl.load(token_ids + at, mask=at <= end, other=-1)
+                is_kept = tl.maximum(is_kept, tl.max((kept[None, :] == lost[:, None]).to(tl.int32), axis=1))
+            tl.store(present_ptr + lane * lane_stride + lost, is_kept != 0, mask=is_lost)
 
 
 def commit(
@@ -110,7 +106,11 @@ def commit(
     limit_N: Tensor,
     eos_token_id: int,
 ) -> None:
-    """See `Lanes.commit`. What is no commit writes nothing. `present_NV` and `is_end_NV` have one stride."""
+    """See `Lanes.commit`. What is no commit writes nothing. `present_NV` and `is_end_NV` have one stride.
+
+    Takes it that past its end a lane has tokens only in the rows given; mask and end of text, which are banned, may be
+    present or not.
+    """
     num_rows, canvas, width = hidden_RCD.shape
     assert hidden_NCD.shape[1] == 2 * canvas, hidden_NCD.shape
     num_picks = pick_RK.shape[1]
@@ -150,6 +150,6 @@ def commit(
         eos_token_id,
         CANVAS=canvas,
         PADDED=triton.next_power_of_2(canvas),
-        COLUMNS=_COLUMNS,
-        num_warps=1,
+        COLUMNS=64,
+        num_warps=4,
     )
