@@ -33,8 +33,6 @@ class GemmSettings:
     """Steps of the pipeline in shared memory at a time. Weights in flight are what reads memory at full speed."""
     uses_tma: bool = False
     """Load tiles with the tensor memory accelerator instead of one address a thread."""
-    steps_ahead: int = 0
-    """Steps of its own weights that a program asks into L2 while the kernel before it still runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,20 +50,6 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadAhead:
-    """MiB of the next GEMM's weights that a small kernel asks into L2: it leaves the memory idle otherwise."""
-
-    prepare: float = 0
-    """While queries and keys are prepared: of the attention's output weights."""
-    attend: float = 0
-    """During attention: of the same weights, after those."""
-    norm: float = 0
-    """During each norm: of the weights of the MLP, or of the next layer's projection."""
-    swiglu: float = 0
-    """Between the halves of the MLP."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
     """Everything that may be chosen by measuring. The defaults run on any GPU that Triton knows."""
 
@@ -74,7 +58,6 @@ class Tuning:
     gated: Mapping[GemmKey, GemmSettings] = field(default_factory=dict)
     """The first half of a SwiGLU MLP; the output width counts values and gates."""
     attention: AttentionSettings = AttentionSettings()
-    read_ahead: ReadAhead = ReadAhead()
     overlaps: bool = False
     """Start each kernel while the one before it drains: programmatic dependent launch, compute capability 9.0 on."""
 
@@ -87,12 +70,12 @@ PLAIN = Tuning()
 
 HOPPER = Tuning(
     products={
-        (64, 5120, 4096): GemmSettings(block_m=64, block_n=128, splits=3, num_stages=6, steps_ahead=4),
-        (64, 4096, 4096): GemmSettings(block_m=64, block_n=128, splits=4, num_stages=6, steps_ahead=8),
-        (64, 4096, 16384): GemmSettings(block_m=64, block_n=128, splits=4, num_stages=6, steps_ahead=4),
+        (64, 5120, 4096): GemmSettings(block_m=64, block_n=128, splits=3, num_stages=6),
+        (64, 4096, 4096): GemmSettings(block_m=64, block_n=128, splits=4, num_stages=6),
+        (64, 4096, 16384): GemmSettings(block_m=64, block_n=128, splits=4, num_stages=6),
     },
     gated={
-        (64, 32768, 4096): GemmSettings(block_m=64, block_n=128, num_warps=8, num_stages=5, steps_ahead=4),
+        (64, 32768, 4096): GemmSettings(block_m=64, block_n=128, num_warps=8, num_stages=5),
     },
     attention=AttentionSettings(heads_per_program=2, num_warps=8, num_stages=3),
     overlaps=True,

@@ -21,9 +21,8 @@ from engine.model.attention import num_splits_for, paged_attention_by_row
 from engine.model.kernels.attention import AttentionWorkspace, paged_attention
 from engine.model.kernels.gemm import gated_product, partial_products
 from engine.model.kernels.norm import residual_norm
-from engine.model.kernels.overlap import first_columns
 from engine.model.transformer import MLP, RMSNorm, Transformer, TransformerLayer
-from engine.model.tuning import PLAIN, AttentionSettings, GemmSettings, ReadAhead, Tuning
+from engine.model.tuning import PLAIN, AttentionSettings, GemmSettings, Tuning
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
@@ -222,26 +221,13 @@ def test_a_linear_layer_of_another_class_is_called() -> None:
     torch.testing.assert_close(theirs[0].float(), 2 * ours.sum(dim=0), atol=2e-2, rtol=2e-2)
 
 
-def test_columns_ahead_begin_where_the_ones_before_end_and_are_whole_lines() -> None:
-    weight = torch.zeros(256, 1024, dtype=torch.bfloat16, device=DEVICE)
-    first, second = first_columns(weight, 0, 0.125), first_columns(weight, 0.125, 8.0)
-    assert first is not None and first.shape == (256, 256)
-    assert second is not None and second.shape == (256, 768)
-    assert second.data_ptr() - weight.data_ptr() == 512
-    assert first_columns(weight, 8.0, 1.0) is None and first_columns(weight, 0, 0) is None
-    assert first_columns(None, 0, 1.0) is None and first_columns(weight.T, 0, 1.0) is None
-
-
 @needs_overlap
 @pytest.mark.parametrize("base", [PLAIN, TUNED])
-def test_overlapping_kernels_and_reading_ahead_change_no_bit(transformer: Transformer, base: Tuning) -> None:
+def test_overlapping_kernels_change_no_bit(transformer: Transformer, base: Tuning) -> None:
     """Also as a graph, and replayed back to back, where a missing wait would let passes run into each other."""
     run, _ = fused_pass(transformer)
     expected = run(base).clone()
-    ahead = ReadAhead(prepare=0.01, attend=0.02, norm=0.02, swiglu=0.02)
-    products = {key: dataclasses.replace(value, steps_ahead=2) for key, value in base.products.items()}
-    gated = {key: dataclasses.replace(value, steps_ahead=9) for key, value in base.gated.items()}
-    tuning = dataclasses.replace(base, products=products, gated=gated, read_ahead=ahead, overlaps=True)
+    tuning = dataclasses.replace(base, overlaps=True)
     assert torch.equal(run(tuning), expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

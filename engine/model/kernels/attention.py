@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..attention import MAX_SPLITS, PAGES_PER_SPLIT
 from ..tuning import AttentionSettings
-from .overlap import ahead_arguments, allow_next, launch_options, read_ahead, wait_for_previous
+from .overlap import allow_next, launch_options, wait_for_previous
 
 _QUERIES = 64
 _COMBINED_QUERIES = 4
@@ -42,7 +42,6 @@ def _attend_kernel(
     partial_ptr,
     partial_lse_ptr,
     num_done_ptr,
-    ahead_ptr,
     scale_log2,
     table_length,
     HEADS: tl.constexpr,
@@ -57,10 +56,6 @@ def _attend_kernel(
     IS_SPLIT: tl.constexpr,
     COMBINES: tl.constexpr,
     USES_TMA: tl.constexpr,
-    AHEAD_ROWS: tl.constexpr,
-    AHEAD_STRIDE: tl.constexpr,
-    AHEAD_BYTES: tl.constexpr,
-    AHEAD_PER_PROGRAM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
@@ -69,8 +64,6 @@ def _attend_kernel(
     first_head = tl.program_id(1) % (HEADS // TAKEN) * TAKEN
     tile = tl.program_id(1) // (HEADS // TAKEN)
     place = row * tl.num_programs(1) + tl.program_id(1)
-    if split == 0:
-        read_ahead(ahead_ptr, place, AHEAD_ROWS, AHEAD_STRIDE, AHEAD_BYTES, AHEAD_PER_PROGRAM)
     key_length = tl.load(key_length_ptr + row).to(tl.int32)
     num_pages = tl.cdiv(key_length, PAGE)
     split_pages = _pages_per_split(num_pages, SPLIT, SPLITS)
@@ -208,13 +201,11 @@ def paged_attention(
     workspace: AttentionWorkspace,
     settings: AttentionSettings = _DEFAULT,
     *,
-    ahead_NK: Tensor | None = None,
     overlaps: bool = False,
 ) -> Tensor:
     """Attention of each row to its own pages, y_RCHE in q's dtype. All tensors contiguous.
 
-    `workspace` must have been made for `num_splits_for` the longest row, or more. `ahead_NK` is what the next GEMM
-    reads first.
+    `workspace` must have been made for `num_splits_for` the longest row, or more.
     """
     num_rows, page, heads, width = q_RCHE.shape
     groups = k_PCGE.shape[2]
@@ -246,7 +237,6 @@ def paged_attention(
         num_warps=settings.num_warps,
         num_stages=settings.num_stages,
         **shape,
-        **ahead_arguments(ahead_NK, num_rows * programs, q_RCHE),
         **launch_options(overlaps),
     )
     if num_splits > 1 and not combines:

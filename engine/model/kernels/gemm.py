@@ -16,14 +16,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..tuning import GemmSettings
-from .overlap import allow_next, ask_for_lines, launch_options, wait_for_previous
+from .overlap import allow_next, launch_options, wait_for_previous
 
 
 @triton.jit
 def _product_kernel(
     x_in,
     weight_in,
-    weight_ptr,
     out_ptr,
     num_positions,
     N: tl.constexpr,
@@ -33,7 +32,6 @@ def _product_kernel(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     USES_TMA: tl.constexpr,
-    STEPS_AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
@@ -43,10 +41,6 @@ def _product_kernel(
     m = first_m + tl.arange(0, BLOCK_M)
     n = first_n + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    if OVERLAPS and STEPS_AHEAD > 0:
-        address = (weight_ptr + n.to(tl.int64) * K + begin * BLOCK_K).to(tl.int64)
-        num_bytes: tl.constexpr = STEPS_AHEAD * BLOCK_K * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        ask_for_lines(address, n < N, num_bytes)
     wait_for_previous(OVERLAPS)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(begin, end):
@@ -67,7 +61,6 @@ def _product_kernel(
 def _gated_kernel(
     x_in,
     weight_in,
-    weight_ptr,
     out_ptr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -75,7 +68,6 @@ def _gated_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     USES_TMA: tl.constexpr,
-    STEPS_AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
@@ -86,10 +78,6 @@ def _gated_kernel(
     # Values and gates take turns, so that the two of an output lie side by side in the accumulator of one thread.
     lane = tl.arange(0, 2 * BLOCK_N)
     weight_row = ((lane % 2) * N + first_n + lane // 2).to(tl.int64)
-    if OVERLAPS and STEPS_AHEAD > 0:
-        address = (weight_ptr + weight_row * K).to(tl.int64)
-        num_bytes: tl.constexpr = STEPS_AHEAD * BLOCK_K * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        ask_for_lines(address, weight_row < 2 * N, num_bytes)
     wait_for_previous(OVERLAPS)
     if USES_TMA:
         value = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -165,13 +153,13 @@ def _check_blocks(num_positions: int, num_outputs: int, num_inputs: int, setting
 
 def _operands(
     x_MK: Tensor, weight_NK: Tensor, settings: GemmSettings
-) -> tuple[Tensor | TensorDescriptor, Tensor | TensorDescriptor, Tensor]:
-    """x and the weights as the kernel loads them, and the weights' address."""
+) -> tuple[Tensor | TensorDescriptor, Tensor | TensorDescriptor]:
+    """x and the weights as the kernel loads them."""
     if not settings.uses_tma:
-        return x_MK, weight_NK, weight_NK
+        return x_MK, weight_NK
     x_tiles = TensorDescriptor.from_tensor(x_MK, [settings.block_m, settings.block_k])
     weight_tiles = TensorDescriptor.from_tensor(weight_NK, [settings.block_n, settings.block_k])
-    return x_tiles, weight_tiles, weight_NK
+    return x_tiles, weight_tiles
 
 
 def _shape(num_outputs: int, num_inputs: int, settings: GemmSettings) -> dict[str, int | bool]:
@@ -182,8 +170,6 @@ def _shape(num_outputs: int, num_inputs: int, settings: GemmSettings) -> dict[st
         "BLOCK_N": settings.block_n,
         "BLOCK_K": settings.block_k,
         "USES_TMA": settings.uses_tma,
-        # Never beyond a program's own part of K.
-        "STEPS_AHEAD": min(settings.steps_ahead, num_inputs // settings.block_k // settings.splits),
         "num_warps": settings.num_warps,
         "num_stages": settings.num_stages,
     }
