@@ -39,14 +39,9 @@ class GemmSettings:
 class AttentionSettings:
     """The attention kernel. The length of a split is not here: results depend on it (`attention.PAGES_PER_SPLIT`)."""
 
-    heads_per_program: int = 1
-    """Query heads of one KV group that a program takes, so that a page is read once for them."""
-    pages_per_step: int = 1
     num_warps: int = 4
     num_stages: int = 2
-    uses_tma: bool = False
-    combines_inside: bool = False
-    """The program that finishes a row's last split adds the splits up, instead of a kernel of its own."""
+    """Pages in shared memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +72,7 @@ HOPPER = Tuning(
     gated={
         (64, 32768, 4096): GemmSettings(block_m=64, block_n=128, num_warps=8, num_stages=5),
     },
-    attention=AttentionSettings(heads_per_program=2, num_warps=8, num_stages=3),
+    attention=AttentionSettings(num_stages=3),
     overlaps=True,
 )
 """For compute capability 9.0: the GEMMs of the 8B shape (width 4,096, four KV heads of 128) at one row."""
