@@ -57,7 +57,7 @@ def forward(
     """
     assert transformer.rotary is not None
     x_RCD: Tensor = transformer.embedding(token_ids_RC)
-    tuning = _tuning_for(x_RCD) if tuning is None else tuning
+    tuning = (_tuning_for(x_RCD) if tuning is None else tuning).with_splits(workspace.num_splits)
     rows = _Rows(transformer.rotary, block_R, page_R, page_table_RB, key_length_R, workspace)
     layers = [layer for layer in transformer.layers if isinstance(layer, TransformerLayer)]
     eps, overlaps = transformer.config.norm_eps, tuning.overlaps

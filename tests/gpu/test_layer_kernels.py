@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="triton comes with torch's CUDA builds")
 
 from engine.config import ConceptConfig, ModelConfig
 from engine.model import fused
-from engine.model.attention import num_splits_for, paged_attention_by_row
+from engine.model.attention import PAGES_PER_SPLIT, num_splits_for, paged_attention_by_row
 from engine.model.kernels.attention import AttentionWorkspace, paged_attention
 from engine.model.kernels.gemm import gated_product, partial_products
 from engine.model.kernels.norm import residual_norm
@@ -150,12 +150,12 @@ def transformer() -> Transformer:
 Pass = Callable[[Tuning], torch.Tensor]
 
 
-def fused_pass(transformer: Transformer) -> tuple[Pass, torch.Tensor]:
+def fused_pass(transformer: Transformer, table_length: int) -> tuple[Pass, torch.Tensor]:
     """A pass over three rows with history under a tuning, and what the plain modules give for it."""
     torch.manual_seed(6)
     token = torch.randint(0, CONFIG.vocab_size, (ROWS, PAGE), device=DEVICE)
-    block = torch.tensor([0, 2, TABLE - 1], device=DEVICE)
-    table = torch.stack([torch.randperm(PAGES, device=DEVICE)[:TABLE] for _ in range(ROWS)])
+    block = torch.tensor([0, 2, table_length - 1], device=DEVICE)
+    table = torch.stack([torch.randperm(PAGES, device=DEVICE)[:table_length] for _ in range(ROWS)])
     table[:, 0] = torch.arange(ROWS, device=DEVICE)
     page = torch.arange(PAGES, PAGES + ROWS, device=DEVICE)
     table.scatter_(1, block[:, None], page[:, None])
@@ -175,7 +175,7 @@ def fused_pass(transformer: Transformer) -> tuple[Pass, torch.Tensor]:
     positions = block[:, None] * PAGE + torch.arange(PAGE, device=DEVICE)
     plain = transformer(token, positions, attend_plainly, inject)
     cache_k, cache_v = history.clone()
-    workspace = AttentionWorkspace(ROWS, num_splits_for(TABLE), PAGE, HEADS, WIDTH, DEVICE)
+    workspace = AttentionWorkspace(ROWS, num_splits_for(table_length), PAGE, HEADS, WIDTH, DEVICE)
 
     def run(tuning: Tuning) -> torch.Tensor:
         rows = (token, block, page, table, length, masked, added)
@@ -185,8 +185,9 @@ def fused_pass(transformer: Transformer) -> tuple[Pass, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tuning", [PLAIN, TUNED])
-def test_fused_layers_equal_the_plain_modules(transformer: Transformer, tuning: Tuning) -> None:
-    run, plain = fused_pass(transformer)
+@pytest.mark.parametrize("table_length", [PAGES_PER_SPLIT, TABLE])
+def test_fused_layers_equal_the_plain_modules(transformer: Transformer, table_length: int, tuning: Tuning) -> None:
+    run, plain = fused_pass(transformer, table_length)
     fast = run(tuning)
     assert (fast - plain).float().norm() < 2e-2 * plain.float().norm()
 
@@ -214,7 +215,7 @@ def test_a_linear_layer_of_another_class_is_called() -> None:
 @pytest.mark.parametrize("base", [PLAIN, TUNED])
 def test_overlapping_kernels_change_no_bit(transformer: Transformer, base: Tuning) -> None:
     """Also as a graph, and replayed back to back, where a missing wait would let passes run into each other."""
-    run, _ = fused_pass(transformer)
+    run, _ = fused_pass(transformer, PAGES_PER_SPLIT)  # Passes with split rows never overlap.
     expected = run(base).clone()
     tuning = dataclasses.replace(base, overlaps=True)
     assert torch.equal(run(tuning), expected)

@@ -112,10 +112,7 @@ def _combine_kernel(
     SPLIT: tl.constexpr,
     SPLITS: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
-    allow_next(OVERLAPS)
-    wait_for_previous(OVERLAPS)
     row = tl.program_id(0)
     num_pages = tl.cdiv(tl.load(key_length_ptr + row).to(tl.int32), PAGE)
     split_pages = _pages_per_split(num_pages, SPLIT, SPLITS)
@@ -196,6 +193,5 @@ def paged_attention(
             PADDED_SPLITS=triton.next_power_of_2(MAX_SPLITS),
             num_warps=4,
             **shape,
-            **launch_options(overlaps),
         )
     return y_RCHE
