@@ -31,8 +31,6 @@ class GemmSettings:
     num_warps: int = 4
     num_stages: int = 4
     """Steps of the pipeline in shared memory at a time. Weights in flight are what reads memory at full speed."""
-    uses_tma: bool = False
-    """Load tiles with the tensor memory accelerator instead of one address a thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,13 +69,13 @@ PLAIN = Tuning()
 
 HOPPER = Tuning(
     products={
-        (64, 5120, 4096): GemmSettings(block_m=64, block_n=128, block_k=128, splits=3, uses_tma=True),
-        (64, 4096, 4096): GemmSettings(block_m=64, block_n=128, block_k=128, splits=4, uses_tma=True),
-        (64, 4096, 16384): GemmSettings(block_m=64, block_n=128, block_k=128, splits=4, uses_tma=True),
+        (64, 5120, 4096): GemmSettings(block_m=64, block_n=128, block_k=128, splits=3),
+        (64, 4096, 4096): GemmSettings(block_m=64, block_n=128, block_k=128, splits=4),
+        (64, 4096, 16384): GemmSettings(block_m=64, block_n=128, block_k=128, splits=4),
     },
     gated={
-        (64, 32768, 4096): GemmSettings(block_m=64, block_n=64, uses_tma=True),
-        (128, 32768, 4096): GemmSettings(block_m=128, block_n=64, num_stages=3, uses_tma=True),
+        (64, 32768, 4096): GemmSettings(block_m=64, block_n=64),
+        (128, 32768, 4096): GemmSettings(block_m=128, block_n=64, num_stages=3),
     },
     attention=AttentionSettings(num_stages=3),
     overlaps=True,

@@ -22,7 +22,7 @@ from engine.model.kernels.attention import AttentionWorkspace, paged_attention
 from engine.model.kernels.gemm import gated_product, partial_products
 from engine.model.kernels.norm import residual_norm
 from engine.model.transformer import MLP, RMSNorm, Transformer, TransformerLayer
-from engine.model.tuning import PLAIN, AttentionSettings, GemmSettings, Tuning
+from engine.model.tuning import HOPPER, PLAIN, AttentionSettings, GemmSettings, Tuning
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
@@ -52,18 +52,17 @@ TUNED = Tuning(
     gated={(POSITIONS, 2 * CONFIG.mlp_width, D): dataclasses.replace(SMALL, splits=1)},
     attention=AttentionSettings(num_stages=3),
 )
-HAS_OVERLAP = DEVICE.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-needs_overlap = pytest.mark.skipif(not HAS_OVERLAP, reason="kernels overlap from compute capability 9.0 on")
+IS_HOPPER = DEVICE.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not IS_HOPPER, reason="only a Hopper GPU gets these settings")
 
 
-@pytest.mark.parametrize("uses_tma", [False, pytest.param(True, marks=needs_overlap)])
 @pytest.mark.parametrize("splits", [1, 3, 4])
-def test_partial_products_are_those_of_parts_of_the_inputs(splits: int, uses_tma: bool) -> None:
+def test_partial_products_are_those_of_parts_of_the_inputs(splits: int) -> None:
     """Eight steps in three splits: they cannot be equally long."""
     torch.manual_seed(0)
     x = torch.randn(2, PAGE, 256, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.randn(96, 256, device=DEVICE, dtype=torch.bfloat16)
-    settings = dataclasses.replace(SMALL, splits=splits, uses_tma=uses_tma)
+    settings = dataclasses.replace(SMALL, splits=splits)
     parts = partial_products(x, weight, settings)
     assert parts.shape == (splits, 2, PAGE, 96) and parts.dtype == torch.float32
     ends = [(split + 1) * 8 // splits * 32 for split in range(splits)]
@@ -72,12 +71,32 @@ def test_partial_products_are_those_of_parts_of_the_inputs(splits: int, uses_tma
         torch.testing.assert_close(part, product, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("uses_tma", [False, pytest.param(True, marks=needs_overlap)])
-def test_the_gated_product_equals_the_first_half_of_the_mlp(uses_tma: bool) -> None:
+def test_the_gated_product_equals_the_first_half_of_the_mlp() -> None:
     torch.manual_seed(1)
     x = torch.randn(2, PAGE, 64, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.randn(2 * 96, 64, device=DEVICE, dtype=torch.bfloat16)
-    fast = gated_product(x, weight, dataclasses.replace(SMALL, splits=1, uses_tma=uses_tma))
+    fast = gated_product(x, weight, dataclasses.replace(SMALL, splits=1))
+    value, gate = (x.float() @ weight.float().T).chunk(2, dim=-1)
+    torch.testing.assert_close(fast.float(), F.silu(gate) * value, atol=1e-2, rtol=1e-2)
+
+
+@needs_hopper
+@pytest.mark.parametrize(("positions", "num_outputs", "num_inputs"), HOPPER.products)
+def test_measured_products_equal_the_linear_layer(positions: int, num_outputs: int, num_inputs: int) -> None:
+    torch.manual_seed(9)
+    x = torch.randn(positions, num_inputs, device=DEVICE, dtype=torch.bfloat16)
+    weight = torch.randn(num_outputs, num_inputs, device=DEVICE, dtype=torch.bfloat16)
+    fast = partial_products(x, weight, HOPPER.products[positions, num_outputs, num_inputs]).sum(dim=0)
+    torch.testing.assert_close(fast, x.float() @ weight.float().T, atol=1e-2, rtol=1e-3)
+
+
+@needs_hopper
+@pytest.mark.parametrize(("positions", "num_outputs", "num_inputs"), HOPPER.gated)
+def test_measured_gated_products_equal_the_mlp(positions: int, num_outputs: int, num_inputs: int) -> None:
+    torch.manual_seed(10)
+    x = torch.randn(positions, num_inputs, device=DEVICE, dtype=torch.bfloat16)
+    weight = torch.randn(num_outputs, num_inputs, device=DEVICE, dtype=torch.bfloat16) / num_inputs**0.5
+    fast = gated_product(x, weight, HOPPER.gated[positions, num_outputs, num_inputs])
     value, gate = (x.float() @ weight.float().T).chunk(2, dim=-1)
     torch.testing.assert_close(fast.float(), F.silu(gate) * value, atol=1e-2, rtol=1e-2)
 
@@ -211,7 +230,7 @@ def test_a_linear_layer_of_another_class_is_called() -> None:
     torch.testing.assert_close(theirs[0].float(), 2 * ours.sum(dim=0), atol=2e-2, rtol=2e-2)
 
 
-@needs_overlap
+@needs_hopper
 @pytest.mark.parametrize("base", [PLAIN, TUNED])
 def test_overlapping_kernels_change_no_bit(transformer: Transformer, base: Tuning) -> None:
     """Also as a graph, and replayed back to back, where a missing wait would let passes run into each other."""
