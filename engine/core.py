@@ -35,7 +35,7 @@ from .output import (
 from .request import MAX_SEED, GenerateRequest
 from .runner.explaining import ExplanationInFlight, KeptCommit
 from .runner.model_runner import ModelRunner
-from .runner.pass_in_flight import PassInFlight, PassTiming, RowOutcome
+from .runner.pass_in_flight import DraftOutcome, PassInFlight, PassTiming, RowOutcome
 from .runner.step_profiler import StepProfiler
 from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
 
@@ -407,6 +407,7 @@ class Engine:
         num_logprobs = entry.request.sampling.num_logprobs
         commits = [replace(commit, top_logprobs=commit.top_logprobs[:num_logprobs]) for commit in outcome.commits]
         self._recorder.count("engine_commits", len(commits))
+        self._record_draft(outcome.draft)
         if not commits:
             return
         if entry.request.attribution is None:
@@ -487,6 +488,13 @@ class Engine:
         self._recorder.observe("engine_rows", len(plan.rows))
         self._recorder.observe("engine_pass_seconds", timing.device)
         self._recorder.observe("engine_wait_seconds", timing.wait)
+
+    def _record_draft(self, draft: DraftOutcome | None) -> None:
+        if draft is not None:
+            self._recorder.count("drafts")
+            self._recorder.count("drafts_position_right", draft.is_position_right)
+            self._recorder.count("drafts_token_right", draft.is_token_right)
+            self._recorder.count("drafts_accepted", draft.is_commit)
 
     def _record_state(self) -> None:
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.

@@ -1,6 +1,7 @@
 """Logits to confidences and tokens: suppression, bias, penalty, bans, then temperature, min-p, top-k, top-p, choice.
 
-Shapes: R rows, C canvas positions, M picked positions, V vocabulary, W padded vocabulary.
+Shapes: R rows, C canvas positions, K picks a row, M picked positions, N lanes, V vocabulary, W padded vocabulary, T top
+logprobs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..model.ranking import top_k_lowest_id
+from .random import uniform
 
 NEGATIVE_INFINITY = float("-inf")
 # The reference's entropy-adaptive temperature: from 0.3 for a certain position to 0.7 for an open one.
@@ -21,8 +23,60 @@ _SMALLEST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What changes the logits of rows before a choice: vectors that stay in the lanes, and each row's lane.
+
+    The [N, V] tensors have one stride, `lane_stride`: a row may be padded for aligned reading.
+    """
+
+    lane_R: Tensor
+    """int64."""
+    offset_NV: Tensor
+    """float32: logit bias minus suppression."""
+    present_NV: Tensor
+    """bool: tokens that the repetition penalty applies to."""
+    penalty_N: Tensor
+    """float32: divides positive and multiplies negative logits of present tokens; 1 is off."""
+    is_end_NV: Tensor
+    """bool: tokens that are banned below `first_end_N`."""
+    first_end_N: Tensor
+    """int64: the first position where an end token may stand."""
+    banned_V: Tensor
+    """bool: never chosen. Its memory reaches as far as the stride of the others."""
+
+    def __post_init__(self) -> None:
+        strides = {tensor.stride() for tensor in (self.offset_NV, self.present_NV, self.is_end_NV)}
+        assert strides == {(self.lane_stride, 1)}, f"lane vectors have strides {strides}"
+        num_banned = self.banned_V.untyped_storage().nbytes()
+        assert num_banned >= self.lane_stride, f"{num_banned} banned flags for rows of {self.lane_stride}"
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens; logits may have more columns."""
+        return self.offset_NV.shape[1]
+
+    @property
+    def lane_stride(self) -> int:
+        """Elements from one lane's vector to the next."""
+        return self.offset_NV.stride(0)
+
+    def apply(self, raw_RCV: Tensor, position_RC: Tensor) -> Tensor:
+        """`adjusted_logits` of canvas positions or of picks, float32."""
+        lane_R = self.lane_R
+        is_early_RC = position_RC < self.first_end_N[lane_R, None]
+        return adjusted_logits(
+            raw_RCV,
+            self.offset_NV[lane_R],
+            self.present_NV[lane_R],
+            self.penalty_N[lane_R],
+            self.banned_V,
+            self.is_end_NV[lane_R][:, None, :] & is_early_RC[:, :, None],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """Sampling parameters of each picked position; every field has shape [M]."""
+    """Sampling parameters of each picked position; every field has shape [M]. Lanes hold theirs in this form too."""
 
     temperature_M: Tensor
     """float32; ignored where is_greedy or is_entropy."""
@@ -34,6 +88,29 @@ class Choice:
     """float32; 0 is off."""
     is_entropy_M: Tensor
     is_greedy_M: Tensor
+
+    def at(self, index_M: Tensor) -> Choice:
+        """The parameters at some indices, such as picks' lanes."""
+        return Choice(
+            temperature_M=self.temperature_M[index_M],
+            top_p_M=self.top_p_M[index_M],
+            top_k_M=self.top_k_M[index_M],
+            min_p_M=self.min_p_M[index_M],
+            is_entropy_M=self.is_entropy_M[index_M],
+            is_greedy_M=self.is_greedy_M[index_M],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens of picks. Entries that are no commit hold some valid token and any number."""
+
+    token_RK: Tensor
+    """int64."""
+    target_logit_RK: Tensor
+    """float32: the token's logit before anything was done to it."""
+    logprob_RK: Tensor
+    """float32: its logarithm of probability, likewise."""
 
 
 def presence(token_ids_RS: Tensor, vocab_size: int) -> Tensor:
@@ -71,29 +148,16 @@ def entropy(probs_RCV: Tensor) -> Tensor:
 
 
 def confidence(
-    logits_RCW: Tensor,
-    masked_RC: Tensor,
-    position_RC: Tensor,
-    first_end_R: Tensor,
-    offset_RV: Tensor,
-    present_RV: Tensor,
-    penalty_R: Tensor,
-    banned_V: Tensor,
-    is_end_RV: Tensor,
+    logits_RCW: Tensor, masked_RC: Tensor, position_RC: Tensor, adjustment: Adjustment
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Probability of the likeliest token at temperature 1, confidence_RC (float32), the entropy of all of them,
     entropy_RC (float32, nats), and is_finite_RC (bool).
 
-    After penalties and bans; end tokens are banned at positions below `first_end_R`. Zeros and True at positions
-    that are not masked; zeros and False where a raw logit is not finite or no token may be chosen. `logits_RCW` may
-    be padded beyond the vocabulary of `offset_RV`.
+    All after penalties and bans. Zeros and True at positions that are not masked; zeros and False where a raw logit is
+    not finite or no token may be chosen. `logits_RCW` may be padded beyond the vocabulary.
     """
-    raw_RCV = logits_RCW[..., : offset_RV.shape[1]]
-    is_early_RC = position_RC < first_end_R[:, None]
-    logits_RCV = adjusted_logits(
-        raw_RCV.float(), offset_RV, present_RV, penalty_R, banned_V, is_end_RV[:, None, :] & is_early_RC[:, :, None]
-    )
-    probs_RCV = logits_RCV.softmax(dim=-1)
+    raw_RCV = logits_RCW[..., : adjustment.vocab_size]
+    probs_RCV = adjustment.apply(raw_RCV.float(), position_RC).softmax(dim=-1)
     confidence_RC, entropy_RC = probs_RCV.amax(dim=-1), entropy(probs_RCV)
     is_finite_RC = (raw_RCV.isfinite().all(dim=-1) & confidence_RC.isfinite()) | ~masked_RC
     is_told_RC = masked_RC & is_finite_RC
@@ -150,9 +214,43 @@ def choose_tokens(logits_MV: Tensor, choice: Choice, uniform_M: Tensor) -> Tenso
     return torch.where(choice.is_greedy_M, greedy_M, torch.minimum(drawn_M, last_M))
 
 
-def top_logprobs(raw_DKV: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The `num` likeliest tokens of each pick by raw logits, best first: ids [D, K, num] and log-probabilities."""
-    logprobs_MV = raw_DKV.flatten(0, 1).log_softmax(dim=-1)
+def choose(
+    logits_RCW: Tensor,
+    position_RC: Tensor,
+    pick_RK: Tensor,
+    is_commit_RK: Tensor,
+    adjustment: Adjustment,
+    choice: Choice,
+    seed_N: Tensor,
+    choice_index_N: Tensor,
+) -> Chosen:
+    """A token for each pick, an offset in the canvas, that `is_commit_RK` marks.
+
+    `choice` has one entry a lane, as have `seed_N` and `choice_index_N`, the keys of a lane's random numbers.
+    """
+    raw_RKV = gather_positions(logits_RCW, pick_RK)[..., : adjustment.vocab_size].float()
+    position_RK = position_RC.gather(1, pick_RK)
+    # What is no commit may be NaN, which must not reach an index.
+    logits_RKV = adjustment.apply(raw_RKV, position_RK).nan_to_num(nan=0.0, neginf=NEGATIVE_INFINITY)
+    lane_M = adjustment.lane_R[:, None].expand_as(pick_RK).flatten()
+    uniform_M = uniform(seed_N[lane_M], position_RK.flatten(), choice_index_N[lane_M])
+    token_RK = choose_tokens(logits_RKV.flatten(0, 1), choice.at(lane_M), uniform_M).view_as(pick_RK)
+    target_RK = raw_RKV.gather(2, token_RK[:, :, None]).squeeze(-1)
+    return Chosen(token_RK, target_RK, target_RK - raw_RKV.logsumexp(dim=-1))
+
+
+def top_logprobs(logits_RCW: Tensor, pick_RK: Tensor, vocab_size: int, num: int) -> tuple[Tensor, Tensor]:
+    """Ids id_RKT (int64) and raw log-probabilities (float32) of the `num` likeliest tokens of each pick, best first.
+
+    Ties go to the lowest id. Columns of `logits_RCW` beyond the vocabulary do not count.
+    """
+    raw_MV = gather_positions(logits_RCW, pick_RK)[..., :vocab_size].float().flatten(0, 1)
+    logprobs_MV = raw_MV.log_softmax(dim=-1)
     id_MT = top_k_lowest_id(logprobs_MV, num)
-    shape = (*raw_DKV.shape[:2], id_MT.shape[-1])
+    shape = (*pick_RK.shape, id_MT.shape[-1])
     return id_MT.view(shape), logprobs_MV.gather(1, id_MT).view(shape)
+
+
+def gather_positions(values_RCX: Tensor, offset_RK: Tensor) -> Tensor:
+    """Vectors of chosen canvas positions: [R, C, X] and [R, K] -> [R, K, X]."""
+    return values_RCX.gather(1, offset_RK[:, :, None].expand(-1, -1, values_RCX.shape[-1]))

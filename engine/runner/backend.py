@@ -1,6 +1,6 @@
 """Two ways to run the heavy parts of a pass: plain torch anywhere, Triton kernels on a GPU.
 
-Shapes: R rows, C canvas positions, D model width, L layers, V vocabulary, W padded vocabulary.
+Shapes: R rows, C canvas positions, K picks a row, D model width, L layers, N lanes, W padded vocabulary.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from typing import Protocol
 from torch import Tensor
 
 from ..decoding import sampler, steering
+from ..decoding.sampler import Adjustment, Choice, Chosen
 from ..model.attention import paged_attention
 from ..model.transformer import Transformer
 from .batch import RowTensors
 from .kv_cache import KVCache
+from .lanes import Lanes
 
 
 class Backend(Protocol):
-    """The layers over pages, and the confidences of their logits."""
+    """The layers over pages, and the choice of tokens from their logits."""
 
     is_capturable: bool
     """Its work may go into a CUDA graph: shapes follow from the row tensors alone, and the host waits for nothing."""
@@ -28,18 +30,34 @@ class Backend(Protocol):
         """Hidden states hidden_RCD; writes the rows' pages. `added_LRD` (float32) is added at masked positions."""
 
     def confidence(
-        self,
-        logits_RCW: Tensor,
-        masked_RC: Tensor,
-        position_RC: Tensor,
-        first_end_R: Tensor,
-        offset_RV: Tensor,
-        present_RV: Tensor,
-        penalty_R: Tensor,
-        banned_V: Tensor,
-        is_end_RV: Tensor,
+        self, logits_RCW: Tensor, masked_RC: Tensor, position_RC: Tensor, adjustment: Adjustment
     ) -> tuple[Tensor, Tensor, Tensor]:
         """confidence_RC, entropy_RC and is_finite_RC, as `sampler.confidence` defines them."""
+
+    def choose(
+        self,
+        logits_RCW: Tensor,
+        position_RC: Tensor,
+        pick_RK: Tensor,
+        is_commit_RK: Tensor,
+        adjustment: Adjustment,
+        choice: Choice,
+        seed_N: Tensor,
+        choice_index_N: Tensor,
+    ) -> Chosen:
+        """Tokens of the picks that are commits, as `sampler.choose` defines them."""
+
+    def commit(
+        self,
+        lanes: Lanes,
+        lane_R: Tensor,
+        position_RC: Tensor,
+        hidden_RCD: Tensor,
+        pick_RK: Tensor,
+        token_RK: Tensor,
+        is_commit_RK: Tensor,
+    ) -> None:
+        """Write the commits into the lanes, as `Lanes.commit` does."""
 
 
 class PlainBackend:
@@ -48,6 +66,8 @@ class PlainBackend:
     # It could be captured, but gathers every page of the table for every row, however short the row is.
     is_capturable = False
     confidence = staticmethod(sampler.confidence)
+    choose = staticmethod(sampler.choose)
+    commit = staticmethod(Lanes.commit)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:
         self._transformer = transformer

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..scheduling import PlannedRow, RowKind
 
-_NUM_FIELDS = 5
+_NUM_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class RowTensors:
-    """One pass's rows on the device, all int64. Denoise rows come first, so that logits are made for them alone."""
+    """One pass's rows on the device, all int64. Denoise rows and drafts come first, so that logits are made for them
+    alone."""
 
     lane_R: Tensor
     block_R: Tensor
@@ -25,7 +26,9 @@ class RowTensors:
     """The page each row writes."""
     key_length_R: Tensor
     quota_R: Tensor
-    """Commits of each row; 0 for rows that do not denoise."""
+    """Most commits of each row; 0 for rows that choose no tokens."""
+    base_R: Tensor
+    """For a draft, the row whose commit it counts on, which comes before it; for others the row itself."""
     page_table_RB: Tensor
     """Page of each block in order; past a row's own block any page (masked by key_length)."""
 
@@ -33,9 +36,9 @@ class RowTensors:
     def unpack(cls, packed: Tensor, num_rows: int) -> RowTensors:
         """Views of `pack_rows`' tensor, each contiguous."""
         fields = packed[: _NUM_FIELDS * num_rows].view(_NUM_FIELDS, num_rows)
-        lane_R, block_R, page_R, key_length_R, quota_R = fields.unbind()
         page_table_RB = packed[_NUM_FIELDS * num_rows :].view(num_rows, -1)
-        return cls(lane_R, block_R, page_R, key_length_R, quota_R, page_table_RB)
+        lane_R, block_R, page_R, key_length_R, quota_R, base_R = fields.unbind()
+        return cls(lane_R, block_R, page_R, key_length_R, quota_R, base_R, page_table_RB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +47,34 @@ class Batch:
 
     rows: tuple[PlannedRow, ...]
     num_denoise: int
+    """Rows that choose tokens: denoise rows, then drafts."""
     num_picks: int
-    """Most commits of any row."""
+    """Most picks of any row: its commits, and one more where it predicts."""
+    predicts: bool
+    """Drafts ride in the pass, or may ride in the next one: rows of their sequences predict their next commit."""
     num_logprobs: int
     """Most top_logprobs that any row's request asks for."""
     num_pages: int
     """Length of the longest page table."""
 
+    @property
+    def bases(self) -> list[int]:
+        """The row each row counts on: `RowTensors.base_R`."""
+        denoised = {row.sequence.id: index for index, row in enumerate(self.rows) if row.kind is RowKind.DENOISE}
+        is_draft = [row.kind is RowKind.DRAFT for row in self.rows]
+        return [denoised[row.sequence.id] if is_draft[i] else i for i, row in enumerate(self.rows)]
 
-def make_batch(rows: tuple[PlannedRow, ...], num_logprobs: int) -> Batch:
-    """Order the rows of a plan, at least one: denoise rows first."""
-    ordered = tuple(sorted(rows, key=lambda row: row.kind is not RowKind.DENOISE))
+
+def make_batch(rows: tuple[PlannedRow, ...], num_logprobs: int, draft_row_limit: int) -> Batch:
+    """Order the rows of a plan, at least one: denoise rows first, then drafts."""
+    ordered = tuple(sorted(rows, key=lambda row: row.kind.value))
+    choosing = [row for row in ordered if row.kind in (RowKind.DENOISE, RowKind.DRAFT)]
+    predicts = len(ordered) <= draft_row_limit and any(row.sequence.has_drafts for row in choosing)
     return Batch(
         rows=ordered,
-        num_denoise=sum(row.kind is RowKind.DENOISE for row in ordered),
-        num_picks=max(row.num_commits for row in ordered),
+        num_denoise=len(choosing),
+        num_picks=max(int(predicts) + 1, *(row.num_commits for row in ordered)),
+        predicts=predicts,
         num_logprobs=num_logprobs,
         num_pages=max(len(row.page_ids) for row in ordered),
     )
@@ -73,15 +89,24 @@ def pack_rows(batch: Batch, num_rows: int, table_length: int, *, idle_lane: int,
     """All of RowTensors in one flat int64 tensor on the host, so that one copy brings it to the device.
 
     Rows beyond the batch's fill the bucket: they stand on `idle_lane`, write to `scratch_page` and commit nothing.
+    Each draft stands on a lane and writes a page of nobody, those that follow the idle lane and the scratch page.
     """
     num_idle = num_rows - len(batch.rows)
+    drafts = (index for index, row in enumerate(batch.rows) if row.kind is RowKind.DRAFT)
+    number_of = {index: number for number, index in enumerate(drafts, start=1)}
+    lanes = [idle_lane + number_of[i] if i in number_of else row.lane for i, row in enumerate(batch.rows)]
+    tables = [
+        [*row.page_ids[:-1], scratch_page + number_of[i]] if i in number_of else list(row.page_ids)
+        for i, row in enumerate(batch.rows)
+    ]
     fields = [
-        [row.lane for row in batch.rows] + [idle_lane] * num_idle,
+        lanes + [idle_lane] * num_idle,
         [row.block for row in batch.rows] + [0] * num_idle,
-        [row.page_ids[row.block] for row in batch.rows] + [scratch_page] * num_idle,
+        [table[-1] for table in tables] + [scratch_page] * num_idle,
         [row.key_length for row in batch.rows] + [1] * num_idle,
         [row.num_commits for row in batch.rows] + [0] * num_idle,
+        [*batch.bases, *range(len(batch.rows), num_rows)],
     ]
-    tables = [list(row.page_ids) + [scratch_page] * (table_length - len(row.page_ids)) for row in batch.rows]
+    tables = [table + [scratch_page] * (table_length - len(table)) for table in tables]
     tables += [[scratch_page] * table_length] * num_idle
     return torch.tensor([value for part in (*fields, *tables) for value in part], dtype=torch.int64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..decoding import sampler
+from ..decoding.kernels.choose import choose
+from ..decoding.kernels.commit import commit
 from ..decoding.kernels.confidence import confidence
 from ..model import fused
 from ..model.attention import num_splits_for
@@ -13,21 +14,19 @@ from ..model.kernels.attention import AttentionWorkspace
 from ..model.transformer import Transformer
 from .batch import RowTensors
 from .kv_cache import KVCache
+from .lanes import Lanes
 
 
 class FusedBackend:
     """Triton kernels for the released configuration (`fused.is_supported`); see Backend for shapes."""
 
     is_capturable = True
+    confidence = staticmethod(confidence)
+    choose = staticmethod(choose)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:
         self._transformer = transformer
         self._cache = cache
-
-    def confidence(self, *given: Tensor, **named: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See Backend. The entropies are the slow twin's: the kernel does not sum them yet."""
-        confidence_RC, is_finite_RC = confidence(*given, **named)
-        return confidence_RC, sampler.confidence(*given, **named)[1], is_finite_RC
 
     def layers(
         self, rows: RowTensors, token_RC: Tensor, position_RC: Tensor, masked_RC: Tensor, added_LRD: Tensor
@@ -55,4 +54,32 @@ class FusedBackend:
             self._cache.k_LPCGE,
             self._cache.v_LPCGE,
             workspace,
+        )
+
+    @staticmethod
+    def commit(
+        lanes: Lanes,
+        lane_R: Tensor,
+        position_RC: Tensor,
+        hidden_RCD: Tensor,
+        pick_RK: Tensor,
+        token_RK: Tensor,
+        is_commit_RK: Tensor,
+    ) -> None:
+        """See Backend."""
+        commit(
+            lane_R,
+            position_RC,
+            hidden_RCD,
+            pick_RK,
+            token_RK,
+            is_commit_RK,
+            token_ids_NS=lanes.token_ids_NS,
+            present_NV=lanes.present_NV,
+            is_end_NV=lanes.is_end_NV,
+            hidden_NCD=lanes.hidden_NCD,
+            num_committed_N=lanes.num_committed_N,
+            end_N=lanes.end_N,
+            limit_N=lanes.limit_N,
+            eos_token_id=lanes.config.eos_token_id,
         )

@@ -1,14 +1,19 @@
-"""Captured passes: one CUDA graph per bucket of rows and length of page table.
+"""Captured passes: CUDA graphs of the layers and of the choice of tokens, one of each for a bucket of rows.
 
-A graph reads its rows from a static buffer and leaves its commits in static tensors. Whatever else a pass needs it
-finds in the lanes, so no mix of phases, steering, attribution or sampling ever needs another graph.
+A pass replays two: the layers', for its length of page table, and the choice's, for its number of picks a row. They
+meet in a canvas that all buckets share, as they share the logits. Whatever else a pass needs it finds in the lanes, so
+no mix of phases, steering, attribution, policies or sampling ever needs another graph.
+
+Shapes: R rows, C canvas positions, D model width, W padded vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,20 +24,30 @@ from .passes import Canvas, Decision, PassProgram
 logger = logging.getLogger(__name__)
 
 _BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_FEW_PICKS = 8
+
+T = TypeVar("T")
+_Graph = torch.cuda.CUDAGraph
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
-    """One bucket's graphs over the same input buffer."""
+class _Layers:
+    """The layers of a bucket at one length of page table, over their own input buffer."""
 
     inputs: Tensor
-    rows: RowTensors
-    forward: torch.cuda.CUDAGraph
-    """The layers alone."""
-    canvas: Canvas
-    full: torch.cuda.CUDAGraph
-    """Layers, then one commit a row."""
-    decision: Decision
+    graph: _Graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """All that is captured for one number of rows."""
+
+    fields: Tensor
+    """The rows' fields without their page tables, which the choice reads."""
+    layers: dict[tuple[int, bool], _Layers] = field(default_factory=dict)
+    """By length of page table, and whether there may be drafts."""
+    choices: dict[tuple[int, bool], tuple[_Graph, Decision]] = field(default_factory=dict)
+    """By picks a row, and whether rows predict."""
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
@@ -44,67 +59,110 @@ class GraphedPasses:
     """Runs passes by replaying graphs; the slow twin is calling the PassProgram itself."""
 
     def __init__(
-        self, program: PassProgram, *, max_rows: int, table_lengths: tuple[int, ...], scratch_page: int
+        self,
+        program: PassProgram,
+        *,
+        max_rows: int,
+        draft_row_limit: int,
+        table_lengths: tuple[int, ...],
+        scratch_page: int,
     ) -> None:
         """Capture every graph. `table_lengths` ascend; the last is the longest page table there can be."""
         self._program = program
         self._scratch_page = scratch_page
         self._table_lengths = table_lengths
-        self._buckets = row_buckets(max_rows)
+        self._draft_row_limit = draft_row_limit
+        block_size = program.config.diff_block_size
+        self._picks = tuple(sorted({1, min(_FEW_PICKS, block_size), block_size}))
+        self._rows = row_buckets(max_rows)
         self._pool = torch.cuda.graph_pool_handle()
+        self._canvas = self._make_canvas(max_rows)
+        width = program.model.transformer.lm_head.weight.shape[0]
+        self._logits_RCW = self._canvas.hidden_RCD.new_zeros(max_rows, block_size, width)
         started = time.monotonic()
         # The largest first, so that the others fit into the memory it leaves in the pool.
-        self._captured = {
-            (num_rows, table_length): self._capture(num_rows, table_length)
-            for num_rows in reversed(self._buckets)
-            for table_length in reversed(table_lengths)
-        }
-        logger.info("captured %d graphs in %.1f s", 2 * len(self._captured), time.monotonic() - started)
+        self._buckets = {num_rows: self._capture_bucket(num_rows) for num_rows in reversed(self._rows)}
+        num_graphs = sum(len(bucket.layers) + len(bucket.choices) for bucket in self._buckets.values())
+        logger.info("captured %d graphs in %.1f s", num_graphs, time.monotonic() - started)
 
     def run(self, batch: Batch) -> Decision | None:
-        """Run a pass; the decision's tensors are overwritten by the next one. None if no row denoises."""
-        num_rows = next(bucket for bucket in self._buckets if bucket >= len(batch.rows))
-        table_length = next(length for length in self._table_lengths if length >= batch.num_pages)
-        captured = self._captured[num_rows, table_length]
-        packed = pack_rows(
+        """Run a pass; the decision's tensors are overwritten by a later one. None if no row chooses tokens."""
+        num_rows = _first_at_least(self._rows, len(batch.rows))
+        table_length = _first_at_least(self._table_lengths, batch.num_pages)
+        bucket = self._buckets[num_rows]
+        layers = bucket.layers[table_length, batch.predicts]
+        packed = self._pack(batch, num_rows, table_length)
+        # Pinned anew for each pass: the copy may still wait behind the pass before.
+        layers.inputs.copy_(packed.pin_memory(), non_blocking=True)
+        layers.graph.replay()
+        if batch.num_denoise == 0:
+            return None
+        num_picks = _first_at_least(self._picks_for(batch.predicts), batch.num_picks)
+        graph, decision = bucket.choices[num_picks, batch.predicts]
+        graph.replay()
+        return decision
+
+    def _picks_for(self, predicts: bool) -> tuple[int, ...]:
+        return tuple(sorted({2, self._picks[-1]})) if predicts else self._picks
+
+    def _capture_bucket(self, num_rows: int) -> _Bucket:
+        program, device = self._program, self._program.lanes.device
+        canvas = self._canvas.first(num_rows)
+        idle = Batch((), 0, 0, False, 0, 0)
+        fields = self._pack(idle, num_rows, 0).to(device)
+        bucket = _Bucket(fields)
+        modes = (False, True) if num_rows <= self._draft_row_limit else (False,)
+        for predicts in modes:
+            for table_length in reversed(self._table_lengths):
+                inputs = self._pack(idle, num_rows, table_length).to(device)
+                rows = RowTensors.unpack(inputs, num_rows)
+
+                def layers(rows: RowTensors = rows, inputs: Tensor = inputs, predicts: bool = predicts) -> None:
+                    fields.copy_(inputs[: packed_size(num_rows, 0)])
+                    canvas.copy_(program.forward(rows, predicts=predicts))
+
+                bucket.layers[table_length, predicts] = _Layers(inputs, self._capture(layers)[0])
+            for num_picks in self._picks_for(predicts):
+
+                def choice(num_picks: int = num_picks, predicts: bool = predicts) -> Decision:
+                    rows = RowTensors.unpack(fields, num_rows)
+                    return program.decide(
+                        rows, canvas, num_rows, num_picks, predicts=predicts, logits_out=self._logits_RCW[:num_rows]
+                    )
+
+                bucket.choices[num_picks, predicts] = self._capture(choice)
+        return bucket
+
+    def _make_canvas(self, num_rows: int) -> Canvas:
+        lanes, config = self._program.lanes, self._program.config
+        shape = (num_rows, config.diff_block_size)
+        return Canvas(
+            hidden_RCD=torch.zeros(*shape, config.n_embd, dtype=lanes.hidden_NCD.dtype, device=lanes.device),
+            position_RC=torch.zeros(shape, dtype=torch.int64, device=lanes.device),
+            masked_RC=torch.zeros(shape, dtype=torch.bool, device=lanes.device),
+        )
+
+    def _pack(self, batch: Batch, num_rows: int, table_length: int) -> Tensor:
+        return pack_rows(
             batch,
             num_rows,
             table_length,
             idle_lane=self._program.lanes.idle_lane,
             scratch_page=self._scratch_page,
         )
-        # Pinned anew for each pass: the copy may still wait behind the pass before.
-        captured.inputs.copy_(packed.pin_memory(), non_blocking=True)
-        if batch.num_picks == 1:
-            captured.full.replay()
-            return captured.decision
-        captured.forward.replay()
-        if batch.num_denoise == 0:
-            return None
-        # Several commits a row are rare and would need a graph for each number of them.
-        return self._program.decide(captured.rows, captured.canvas, batch.num_denoise, batch.num_picks)
 
-    def _capture(self, num_rows: int, table_length: int) -> _Captured:
-        program = self._program
-        idle = pack_rows(
-            Batch((), 0, 0, 0, 0),
-            num_rows,
-            table_length,
-            idle_lane=program.lanes.idle_lane,
-            scratch_page=self._scratch_page,
-        )
-        assert len(idle) == packed_size(num_rows, table_length)
-        inputs = idle.to(program.lanes.device)
-        rows = RowTensors.unpack(inputs, num_rows)
-        stream = torch.cuda.Stream(program.lanes.device)  # type: ignore[no-untyped-call]
+    def _capture(self, work: Callable[[], T]) -> tuple[_Graph, T]:
+        stream = torch.cuda.Stream(self._program.lanes.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Compiles kernels and lets libraries allocate before the capture forbids it.
-            program.decide(rows, program.forward(rows), num_rows, 1)
+            work()
         torch.cuda.current_stream().wait_stream(stream)
-        forward, full = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool):
-            canvas = program.forward(rows)
-        with torch.cuda.graph(full, pool=self._pool):
-            decision = program.decide(rows, program.forward(rows), num_rows, 1)
-        return _Captured(inputs, rows, forward, canvas, full, decision)
+        graph = _Graph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        return graph, result
+
+
+def _first_at_least(sizes: tuple[int, ...], number: int) -> int:
+    return next(size for size in sizes if size >= number)

@@ -66,12 +66,15 @@ def plan_num_pages(config: ModelConfig, engine: EngineConfig, device: torch.devi
 
 
 class KVCache:
-    """The K and V tensors. Page `num_pages` is scratch: rows that only fill a bucket write there."""
+    """The K and V tensors. Page `num_pages` is scratch: rows that only fill a bucket write there. Drafts write the
+    pages after it, one each."""
 
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, num_drafts: int = 0
+    ) -> None:
         shape = (
             config.n_layers,
-            num_pages + 1,
+            num_pages + 1 + num_drafts,
             config.diff_block_size,
             config.num_kv_heads,
             config.head_dim,

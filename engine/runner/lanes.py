@@ -1,9 +1,10 @@
 """Per-sequence state on the device. A request's arrival or departure rewrites a lane and nothing else.
 
-Whatever can differ between two rows of one lane (counts of commits, presence, masks, page table) is computed or
-passed per row; a lane holds what belongs to the sequence.
+Whatever can differ between two rows of one lane (counts of commits, masks, page table) is computed or passed per row;
+a lane holds what belongs to the sequence.
 
-Shapes: N lanes, S positions of a whole context, C canvas positions, V vocabulary, G steering groups, D model width.
+Shapes: N lanes, R rows, K picks a row, S positions of a whole context, C canvas positions, V vocabulary, G steering
+groups, D model width.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
+from ..decoding import sampler
 from ..decoding.policies import policy_id
 from ..decoding.steering import SteeringPlan
 from ..request import MAX_STEERING_GROUPS, SamplingParams
@@ -21,16 +23,22 @@ from ..scheduling import Sequence
 class Lanes:
     """Tensors with one entry a lane, indexed by the lanes of a pass's rows."""
 
-    def __init__(self, config: ModelConfig, num_lanes: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, num_lanes: int, device: torch.device, dtype: torch.dtype, num_drafts: int = 0
+    ) -> None:
         block_size = config.diff_block_size
         context = -(-config.block_size // block_size) * block_size
         self.config = config
         self.device = device
         self.idle_lane = num_lanes
-        """A lane of nobody: rows that fill a bucket stand on it, and writes that must not happen go to it."""
+        """A lane of nobody: rows that fill a bucket stand on it, and writes that must not happen go to it. Behind it
+        are the lanes of drafts."""
+
+        # Kernels read vectors of tokens 16 at a time, which takes rows that start at multiples of 16.
+        padded = -(-config.vocab_size // 16) * 16
 
         def lane_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(num_lanes + 1, *shape, dtype=dtype, device=device)
+            return torch.zeros(num_lanes + 1 + num_drafts, *shape, dtype=dtype, device=device)
 
         self.token_ids_NS = lane_tensor(context, dtype=torch.int64)
         self.limit_N = lane_tensor(dtype=torch.int64)
@@ -52,12 +60,20 @@ class Lanes:
         self.min_p_N = lane_tensor(dtype=torch.float32)
         self.is_entropy_N = lane_tensor(dtype=torch.bool)
         self.is_greedy_N = lane_tensor(dtype=torch.bool)
-        self.offset_NV = lane_tensor(config.vocab_size, dtype=torch.float32)
+        self.offset_NV = lane_tensor(padded, dtype=torch.float32)[:, : config.vocab_size]
         """Logit bias minus suppression."""
-        self.is_end_NV = lane_tensor(config.vocab_size, dtype=torch.bool)
+        self.is_end_NV = lane_tensor(padded, dtype=torch.bool)[:, : config.vocab_size]
+        self.present_NV = lane_tensor(padded, dtype=torch.bool)[:, : config.vocab_size]
+        """Tokens of the prompt and those committed left of the end. Masks, padding and end of text may count too: they
+        are banned."""
+        self._banned_V = torch.zeros(padded, dtype=torch.bool, device=device)[: config.vocab_size]
+        self._banned_V[list(config.banned_token_ids)] = True
         self.vector_NGD = lane_tensor(MAX_STEERING_GROUPS, config.n_embd, dtype=torch.float32)
         self.layer_NG = lane_tensor(MAX_STEERING_GROUPS, dtype=torch.int64)
         self.cutoff_NG = lane_tensor(MAX_STEERING_GROUPS, dtype=torch.int64)
+        self.draft_position_N = lane_tensor(dtype=torch.int64)
+        """The commit that is expected next of a lane with drafts. Any will do: a wrong one is not confirmed."""
+        self.draft_token_N = lane_tensor(dtype=torch.int64)
         self.hidden_NCD = lane_tensor(2 * block_size, config.n_embd, dtype=dtype)
         """Hidden state of the pass that committed each position, kept until it is explained: of this canvas and of the
         one before, which the host may learn of when this one has begun. See `hidden_slot`."""
@@ -86,6 +102,7 @@ class Lanes:
         self.num_committed_N[lane] = sequence.num_committed
         self.first_end_N[lane] = sequence.prompt_length + sampling.min_tokens
         self._write_sampling(lane, sampling, seed)
+        self.present_NV[lane] = sampler.presence(self.token_ids_NS[lane : lane + 1], self.config.vocab_size)[0]
         self.offset_NV[lane].zero_()
         if sampling.logit_bias:
             biased = torch.tensor(list(sampling.logit_bias), device=self.device)
@@ -115,3 +132,70 @@ class Lanes:
         self.min_p_N[lane] = sampling.min_p or 0.0
         self.is_entropy_N[lane] = sampling.uses_entropy
         self.is_greedy_N[lane] = sampling.is_greedy
+
+    @property
+    def choice(self) -> sampler.Choice:
+        """Every lane's sampling parameters."""
+        return sampler.Choice(
+            temperature_M=self.temperature_N,
+            top_p_M=self.top_p_N,
+            top_k_M=self.top_k_N,
+            min_p_M=self.min_p_N,
+            is_entropy_M=self.is_entropy_N,
+            is_greedy_M=self.is_greedy_N,
+        )
+
+    def begin_drafts(self, lane_R: Tensor, base_lane_R: Tensor) -> None:
+        """Make each draft's lane its sequence's, with the expected commit made. Others have themselves for a base."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name.endswith(("_N", "NS", "NV", "NG", "NGD")):
+                value[lane_R] = value[base_lane_R]
+        # Of what is no draft nothing changes but the idle lane.
+        draft_R = torch.where(lane_R == base_lane_R, self.idle_lane, lane_R)
+        token_R = self.draft_token_N[base_lane_R]
+        self.token_ids_NS[draft_R, self.draft_position_N[base_lane_R]] = token_R
+        self.present_NV[draft_R, token_R] = torch.ones_like(token_R, dtype=torch.bool)
+        self.num_committed_N[draft_R] = self.num_committed_N[base_lane_R] + 1
+
+    def adjustment(self, lane_R: Tensor) -> sampler.Adjustment:
+        """What changes the logits of rows of these lanes."""
+        return sampler.Adjustment(
+            lane_R=lane_R,
+            offset_NV=self.offset_NV,
+            present_NV=self.present_NV,
+            penalty_N=self.penalty_N,
+            is_end_NV=self.is_end_NV,
+            first_end_N=self.first_end_N,
+            banned_V=self._banned_V,
+        )
+
+    def commit(
+        self,
+        lane_R: Tensor,
+        position_RC: Tensor,
+        hidden_RCD: Tensor,
+        pick_RK: Tensor,
+        token_RK: Tensor,
+        is_commit_RK: Tensor,
+    ) -> None:
+        """Write the commits, at offsets `pick_RK` of the rows' canvases, into the lanes; then the end-of-text rule.
+
+        Rows may share a lane; a position of a lane is committed once at most. Of a lane that commits nothing, nothing
+        changes but the idle lane's.
+        """
+        position_RK = position_RC.gather(1, pick_RK)
+        # What is no commit goes to the idle lane, where nobody reads it.
+        lane_RK = torch.where(is_commit_RK, lane_R[:, None], self.idle_lane)
+        self.token_ids_NS[lane_RK, position_RK] = token_RK
+        self.hidden_NCD[lane_RK, self.hidden_slot(position_RK)] = sampler.gather_positions(hidden_RCD, pick_RK)
+        self.num_committed_N.index_add_(0, lane_R, is_commit_RK.sum(dim=-1))
+        limit_R = self.limit_N[lane_R]
+        is_end_RK = is_commit_RK & self.is_end_NV[lane_RK, token_RK]
+        found_R = torch.where(is_end_RK, position_RK, limit_R[:, None]).amin(dim=-1)
+        self.end_N.scatter_reduce_(0, lane_R, found_R, reduce="amin")
+        is_past_RC = (position_RC > self.end_N[lane_R, None]) & (position_RC < limit_R[:, None])
+        past_lane_RC = torch.where(is_past_RC, lane_R[:, None], self.idle_lane)
+        # A plain number would be copied from the host, which a graph cannot capture.
+        self.token_ids_NS[past_lane_RC, position_RC] = torch.full_like(position_RC, self.config.eos_token_id)
+        # Anew, because a token right of the end is no longer there.
+        self.present_NV[lane_R] = sampler.presence(self.token_ids_NS[lane_R], self.config.vocab_size)

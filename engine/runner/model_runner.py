@@ -45,11 +45,13 @@ class ModelRunner:
         self.device = weight.device
         self.dtype = weight.dtype
         keep_compiled_kernels(engine.compile_cache_dir)
+        self._draft_row_limit = min(engine.draft_row_limit, engine.max_rows)
         self._side_stream = _side_stream(self.device)
         try:
-            self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype)
+            num_drafts = self._draft_row_limit // 2
+            self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype, num_drafts)
             num_pages = plan_num_pages(self.config, engine, self.device, self.dtype)
-            self.cache = KVCache(self.config, num_pages, self.device, self.dtype)
+            self.cache = KVCache(self.config, num_pages, self.device, self.dtype, num_drafts)
             backend = self._make_backend()
             self._program = PassProgram(model, self.lanes, backend)
             before = reserved_bytes(self.device)
@@ -89,11 +91,13 @@ class ModelRunner:
         row's request asks for.
         """
         stopwatch = Stopwatch(self.device)
-        batch = make_batch(rows, num_logprobs)
+        batch = make_batch(rows, num_logprobs, self._draft_row_limit)
         decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
         top_logprobs = None
         if decision is not None and num_logprobs:
-            top_logprobs = sampler.top_logprobs(decision.raw_DKV, num_logprobs)
+            top_logprobs = sampler.top_logprobs(
+                decision.logits_DCW, decision.pick_DK, self.config.vocab_size, num_logprobs
+            )
         return PassInFlight(batch, decision, top_logprobs, stopwatch)
 
     @torch.no_grad()
@@ -129,10 +133,10 @@ class ModelRunner:
             scratch_page=self.cache.scratch_page,
         )
         tensors = RowTensors.unpack(packed.to(self.device), num_rows)
-        canvas = self._program.forward(tensors)
+        canvas = self._program.forward(tensors, predicts=batch.predicts)
         if batch.num_denoise == 0:
             return None
-        return self._program.decide(tensors, canvas, batch.num_denoise, batch.num_picks)
+        return self._program.decide(tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts)
 
     @torch.no_grad()
     def _capture(self, engine: EngineConfig) -> GraphedPasses:
@@ -141,6 +145,7 @@ class ModelRunner:
         return GraphedPasses(
             self._program,
             max_rows=engine.max_rows,
+            draft_row_limit=self._draft_row_limit,
             table_lengths=lengths,
             scratch_page=self.cache.scratch_page,
         )

@@ -2,20 +2,20 @@
 
 The same code runs eagerly and under graph capture.
 
-Shapes: R rows, D rows that denoise (the first of R; all of R in a graph), C canvas positions, K picks a row,
-M = D * K picks, V vocabulary, W padded vocabulary, L layers.
+Shapes: R rows, D rows that denoise (the first of R; all of R in a graph), C canvas positions, K picks a row, W padded
+vocabulary, L layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..decoding import policies, sampler, steering
-from ..decoding.random import uniform
+from ..decoding import policies, steering
 from ..model.steerling import SteerlingModel
 from .backend import Backend
 from .batch import RowTensors
@@ -30,35 +30,52 @@ class Canvas:
     position_RC: Tensor
     masked_RC: Tensor
 
+    def first(self, num_rows: int) -> Canvas:
+        """The first rows, as views."""
+        return Canvas(self.hidden_RCD[:num_rows], self.position_RC[:num_rows], self.masked_RC[:num_rows])
+
+    def copy_(self, other: Canvas) -> None:
+        """Take over another canvas's values."""
+        self.hidden_RCD.copy_(other.hidden_RCD)
+        self.position_RC.copy_(other.position_RC)
+        self.masked_RC.copy_(other.masked_RC)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The commits of a pass. Entries that are no commit hold some valid position and token."""
 
-    position_DK: Tensor
-    token_DK: Tensor
-    is_commit_DK: Tensor
-    confidence_DK: Tensor
-    raw_DKV: Tensor
-    """float32 logits of the picked positions, before anything was done to them."""
-    target_logit_DK: Tensor
-    logprob_DK: Tensor
-    is_finite_D: Tensor
+    packed_DKF: Tensor
+    """What the host reads: fields F of `PickFields`, in float64, which holds every id exactly."""
+    pick_DK: Tensor
+    """Offsets in the canvas."""
+    logits_DCW: Tensor
+    """What lm_head gave; with `pick_DK` for `sampler.top_logprobs`."""
 
-    def packed(self) -> Tensor:
-        """What the host reads, [D, K, 7] in one float64 tensor, which holds every id exactly: position, token,
-        is_commit, confidence, target logit, log-probability, is_finite."""
-        is_finite_DK = self.is_finite_D[:, None].expand_as(self.is_commit_DK)
-        parts = (
-            self.position_DK,
-            self.token_DK,
-            self.is_commit_DK,
-            self.confidence_DK,
-            self.target_logit_DK,
-            self.logprob_DK,
-            is_finite_DK,
-        )
-        return torch.stack([part.double() for part in parts], dim=-1)
+
+class PickFields(NamedTuple):
+    """What the host learns of a pick, in the order of `Decision.packed_DKF`."""
+
+    position: float
+    token: float
+    is_commit: float
+    confidence: float
+    target_logit: float
+    logprob: float
+    is_finite: float
+    """Of its row."""
+    draft_position: float
+    """The commit that its lane expected."""
+    draft_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Picks:
+    """Which positions rows pick, and which picks are commits."""
+
+    pick_DK: Tensor
+    is_pick_DK: Tensor
+    is_commit_DK: Tensor
 
 
 class PassProgram:
@@ -69,14 +86,14 @@ class PassProgram:
         self.config: ModelConfig = model.config
         self.lanes = lanes
         self.backend = backend
-        device = lanes.device
-        self._banned_V = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=device)
-        self._banned_V[list(self.config.banned_token_ids)] = True
-        self._offset_C = torch.arange(self.config.diff_block_size, device=device)
+        self._offset_C = torch.arange(self.config.diff_block_size, device=lanes.device)
+        self._lossless = policies.policy_id("lossless")
 
-    def forward(self, rows: RowTensors) -> Canvas:
-        """Run the layers; writes the rows' pages."""
+    def forward(self, rows: RowTensors, *, predicts: bool = False) -> Canvas:
+        """Run the layers; writes the rows' pages. `predicts`: there may be drafts among the rows."""
         lanes, config = self.lanes, self.config
+        if predicts:
+            lanes.begin_drafts(rows.lane_R, rows.lane_R[rows.base_R])
         position_RC = rows.block_R[:, None] * config.diff_block_size + self._offset_C
         token_RC = lanes.token_ids_NS[rows.lane_R].gather(1, position_RC)
         # Only canvases hold masks, and only below the limit: past it a lane holds padding.
@@ -94,91 +111,124 @@ class PassProgram:
             is_alike_R = torch.ones_like(is_alike_R)
         return Canvas(policies.share_hidden(hidden_RCD, masked_RC, is_alike_R), position_RC, masked_RC)
 
-    def decide(self, rows: RowTensors, canvas: Canvas, num_denoise: int, num_picks: int) -> Decision:
-        """Choose positions and tokens for the first `num_denoise` rows, and write them into their lanes."""
+    def decide(
+        self,
+        rows: RowTensors,
+        canvas: Canvas,
+        num_denoise: int,
+        num_picks: int,
+        *,
+        predicts: bool = False,
+        logits_out: Tensor | None = None,
+    ) -> Decision:
+        """Choose positions and tokens for the first `num_denoise` rows, and write them into their lanes.
+
+        Needs nothing of `forward` but the canvas, and K = `num_picks` may exceed what any row commits: what is no
+        commit costs next to nothing. With `predicts`, which takes K of 2 at least, drafts commit where their base's
+        commit is the expected one, and lanes with drafts learn what to expect next. `logits_out`, [D, C, W] in the
+        model's dtype, is where logits go if given.
+        """
         lanes, lane_D = self.lanes, rows.lane_R[:num_denoise]
         hidden_DCD = canvas.hidden_RCD[:num_denoise]
         position_DC, masked_DC = canvas.position_RC[:num_denoise], canvas.masked_RC[:num_denoise]
-        composed = self.model.compose(hidden_DCD.flatten(0, 1)).view_as(hidden_DCD)
-        padded_DCW: Tensor = self.model.transformer.lm_head(composed)
-        offset_DV, is_end_DV = lanes.offset_NV[lane_D], lanes.is_end_NV[lane_D]
-        present_DV = sampler.presence(lanes.token_ids_NS[lane_D], self.config.vocab_size)
-        penalty_D, first_end_D = lanes.penalty_N[lane_D], lanes.first_end_N[lane_D]
+        logits_DCW = self._logits(hidden_DCD, logits_out)
+        adjustment = lanes.adjustment(lane_D)
         confidence_DC, entropy_DC, is_finite_DC = self.backend.confidence(
-            padded_DCW,
-            masked_DC,
-            position_DC,
-            first_end_D,
-            offset_DV,
-            present_DV,
-            penalty_D,
-            self._banned_V,
-            is_end_DV,
+            logits_DCW, masked_DC, position_DC, adjustment
         )
         is_finite_D = is_finite_DC.all(dim=-1)
-        policy_D, parameter_D = lanes.policy_N[lane_D], lanes.policy_parameter_N[lane_D]
-        cap_D = rows.quota_R[:num_denoise] * is_finite_D
-        pick_DK, is_commit_DK = policies.choose_positions(
+        picks = self._pick(
+            lane_D, rows.quota_R[:num_denoise] * is_finite_D, confidence_DC, entropy_DC, masked_DC, num_picks, predicts
+        )
+        chosen = self.backend.choose(
+            logits_DCW,
+            position_DC,
+            picks.pick_DK,
+            picks.is_pick_DK,
+            adjustment,
+            lanes.choice,
+            lanes.seed_N,
+            lanes.choice_index_N,
+        )
+        position_DK, is_commit_DK, token_DK = position_DC.gather(1, picks.pick_DK), picks.is_commit_DK, chosen.token_RK
+        # As it was when the drafts were made: the drafts' lanes have copies.
+        expected_D2 = torch.stack((lanes.draft_position_N[lane_D], lanes.draft_token_N[lane_D]), dim=-1)
+        if predicts:
+            is_commit_DK, lane_D = self._confirm(rows.base_R[:num_denoise], lane_D, picks, position_DK, token_DK)
+        self.backend.commit(lanes, lane_D, position_DC, hidden_DCD, picks.pick_DK, token_DK, is_commit_DK)
+        values = (
+            position_DK,
+            token_DK,
+            is_commit_DK,
+            confidence_DC.gather(1, picks.pick_DK),
+            chosen.target_logit_RK,
+            chosen.logprob_RK,
+            is_finite_D[:, None].expand_as(token_DK),
+            *expected_D2[:, None].expand(-1, num_picks, -1).unbind(-1),
+        )
+        packed_DKF = torch.stack([value.double() for value in values], dim=-1)
+        return Decision(packed_DKF=packed_DKF, pick_DK=picks.pick_DK, logits_DCW=logits_DCW)
+
+    def _logits(self, hidden_DCD: Tensor, out: Tensor | None) -> Tensor:
+        head = self.model.transformer.lm_head
+        composed_MD = self.model.compose(hidden_DCD.flatten(0, 1))
+        if out is None:
+            logits_DCW: Tensor = head(composed_MD).view(*hidden_DCD.shape[:2], -1)
+            return logits_DCW
+        if type(head) is nn.Linear:
+            torch.mm(composed_MD, head.weight.T, out=out.view(-1, out.shape[-1]))
+        else:
+            # A quantised or batch-invariant head says itself where its result is.
+            out.copy_(head(composed_MD).view_as(out))
+        return out
+
+    def _pick(
+        self,
+        lane_D: Tensor,
+        quota_D: Tensor,
+        confidence_DC: Tensor,
+        entropy_DC: Tensor,
+        masked_DC: Tensor,
+        num_picks: int,
+        predicts: bool,
+    ) -> _Picks:
+        """The positions that rows commit and, with `predicts`, the one after it where a lane has drafts."""
+        policy_D, parameter_D = self.lanes.policy_N[lane_D], self.lanes.policy_parameter_N[lane_D]
+        cap_D = quota_D
+        if predicts:
+            cap_D = torch.where(policy_D == self._lossless, 2 * quota_D, quota_D)
+        pick_DK, is_pick_DK = policies.choose_positions(
             confidence_DC, entropy_DC, masked_DC, cap_D, policy_D, parameter_D, num_picks
         )
-        position_DK = position_DC.gather(1, pick_DK)
-        raw_DKV = _at(padded_DCW, pick_DK)[..., : self.config.vocab_size].float()
-        is_early_DK = position_DK < first_end_D[:, None]
-        logits_DKV = sampler.adjusted_logits(
-            raw_DKV, offset_DV, present_DV, penalty_D, self._banned_V, is_end_DV[:, None, :] & is_early_DK[:, :, None]
+        is_commit_DK = is_pick_DK
+        if predicts:
+            is_commit_DK = is_pick_DK & (torch.arange(num_picks, device=lane_D.device) < quota_D[:, None])
+        # Kernels read them as a whole.
+        return _Picks(pick_DK.contiguous(), is_pick_DK.contiguous(), is_commit_DK.contiguous())
+
+    def _confirm(
+        self, base_D: Tensor, lane_D: Tensor, picks: _Picks, position_DK: Tensor, token_DK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Which picks are commits once drafts are judged, and whose lane each row's commits go to.
+
+        A draft's commit counts if its base committed what the draft was made for, unless that ended the text: then the
+        draft has seen masks where the text has none. The last row that counts says what its lane expects next.
+        """
+        lanes, row_D = self.lanes, torch.arange(len(base_D), device=base_D.device)
+        own_lane_D, is_draft_D = lane_D[base_D], base_D != row_D
+        position_D, token_D = position_DK[base_D, 0], token_DK[base_D, 0]
+        is_expected_D = (position_D == lanes.draft_position_N[own_lane_D]) & (
+            token_D == lanes.draft_token_N[own_lane_D]
         )
-        token_DK = self._choose(lane_D, logits_DKV, position_DK)
-        target_DK = raw_DKV.gather(2, token_DK[:, :, None]).squeeze(-1)
-        decision = Decision(
-            position_DK=position_DK,
-            token_DK=token_DK,
-            is_commit_DK=is_commit_DK,
-            confidence_DK=confidence_DC.gather(1, pick_DK),
-            raw_DKV=raw_DKV,
-            target_logit_DK=target_DK,
-            logprob_DK=target_DK - raw_DKV.logsumexp(dim=-1),
-            is_finite_D=is_finite_D,
-        )
-        self._commit(lane_D, decision, hidden_DCD, position_DC)
-        return decision
-
-    def _choose(self, lane_D: Tensor, logits_DKV: Tensor, position_DK: Tensor) -> Tensor:
-        """Tokens for the picks, token_DK; entries that are no pick get some valid token."""
-        lanes = self.lanes
-        lane_M = lane_D[:, None].expand_as(position_DK).flatten()
-        choice = sampler.Choice(
-            temperature_M=lanes.temperature_N[lane_M],
-            top_p_M=lanes.top_p_N[lane_M],
-            top_k_M=lanes.top_k_N[lane_M],
-            min_p_M=lanes.min_p_N[lane_M],
-            is_entropy_M=lanes.is_entropy_N[lane_M],
-            is_greedy_M=lanes.is_greedy_N[lane_M],
-        )
-        uniform_M = uniform(lanes.seed_N[lane_M], position_DK.flatten(), lanes.choice_index_N[lane_M])
-        # Rows that are not finite commit nothing, but their NaN must not reach an index.
-        logits_MV = logits_DKV.flatten(0, 1).nan_to_num(nan=0.0, neginf=sampler.NEGATIVE_INFINITY)
-        return sampler.choose_tokens(logits_MV, choice, uniform_M).view_as(position_DK)
-
-    def _commit(self, lane_D: Tensor, decision: Decision, hidden_DCD: Tensor, position_DC: Tensor) -> None:
-        """Write the commits into the lanes, then the end-of-turn rule."""
-        lanes, config = self.lanes, self.config
-        is_commit_DK, position_DK, token_DK = decision.is_commit_DK, decision.position_DK, decision.token_DK
-        # A lane may have two rows in a pass: what is no commit goes to the idle lane, where nobody reads it.
-        lane_DK = torch.where(is_commit_DK, lane_D[:, None], lanes.idle_lane)
-        lanes.token_ids_NS[lane_DK, position_DK] = token_DK
-        hidden_DKD = _at(hidden_DCD, position_DK % config.diff_block_size)
-        lanes.hidden_NCD[lane_DK, lanes.hidden_slot(position_DK)] = hidden_DKD
-        lanes.num_committed_N.index_add_(0, lane_D, is_commit_DK.sum(dim=-1))
-        limit_D = lanes.limit_N[lane_D]
-        is_end_DK = is_commit_DK & lanes.is_end_NV[lane_DK, token_DK]
-        found_D = torch.where(is_end_DK, position_DK, limit_D[:, None]).amin(dim=-1)
-        lanes.end_N.scatter_reduce_(0, lane_D, found_D, reduce="amin")
-        is_past_DC = (position_DC > lanes.end_N[lane_D, None]) & (position_DC < limit_D[:, None])
-        past_lane_DC = torch.where(is_past_DC, lane_D[:, None], lanes.idle_lane)
-        # A plain number would be copied from the host, which a graph cannot capture.
-        lanes.token_ids_NS[past_lane_DC, position_DC] = torch.full_like(position_DC, config.eos_token_id)
-
-
-def _at(values_DCX: Tensor, offset_DK: Tensor) -> Tensor:
-    """Vectors of chosen canvas positions: [D, C, X] and [D, K] -> [D, K, X]."""
-    return values_DCX.gather(1, offset_DK[:, :, None].expand(-1, -1, values_DCX.shape[-1]))
+        is_confirmed_D = picks.is_commit_DK[base_D, 0] & is_expected_D & ~lanes.is_end_NV[own_lane_D, token_D]
+        is_commit_DK = picks.is_commit_DK & (is_confirmed_D | ~is_draft_D)[:, None]
+        # A draft stands behind its base, so the larger of two indices is the draft.
+        draft_D = row_D.scatter_reduce(0, base_D, row_D, reduce="amax")
+        last_D = torch.where(is_commit_DK[draft_D, 0], draft_D, row_D)
+        # One entry of each lane with drafts is written; others go to the idle lane.
+        is_base_D = (lanes.policy_N[own_lane_D] == self._lossless) & ~is_draft_D & picks.is_commit_DK[:, 0]
+        target_D = torch.where(is_base_D, own_lane_D, lanes.idle_lane)
+        # Where there is no second pick these name some position that is not masked, which is never confirmed.
+        lanes.draft_position_N[target_D] = position_DK[last_D, 1]
+        lanes.draft_token_N[target_D] = token_DK[last_D, 1]
+        return is_commit_DK, own_lane_D

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +9,6 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="triton comes with torch's CUDA builds")
 
 from engine.config import ConceptConfig, ModelConfig
-from engine.decoding import sampler
-from engine.decoding.kernels.confidence import confidence
 from engine.model.attention import MAX_SPLITS, PAGES_PER_SPLIT, num_splits_for, paged_attention_by_row
 from engine.model.kernels.attention import AttentionWorkspace, paged_attention
 from engine.model.kernels.norm import residual_norm
@@ -136,26 +132,3 @@ def test_swiglu_equals_its_formula() -> None:
     inner = torch.randn(ROWS, PAGE, 2 * 1500, device=DEVICE)
     value, gate = inner.chunk(2, dim=-1)
     torch.testing.assert_close(swiglu(inner), F.silu(gate) * value, atol=1e-5, rtol=1e-5)
-
-
-def test_confidence_in_one_reading_equals_adjusted_logits() -> None:
-    torch.manual_seed(4)
-    vocab_size, padded = 9001, 9024
-    logits = 3 * torch.randn(ROWS, PAGE, padded, device=DEVICE)
-    offset = torch.randn(ROWS, vocab_size, device=DEVICE)
-    offset[1, 5] = -math.inf
-    present = torch.rand(ROWS, vocab_size, device=DEVICE) > 0.9
-    banned = torch.zeros(vocab_size, dtype=torch.bool, device=DEVICE)
-    banned[[3, 7]] = True
-    is_end = torch.rand(ROWS, vocab_size, device=DEVICE) > 0.99
-    masked = torch.rand(ROWS, PAGE, device=DEVICE) > 0.3
-    masked[2, 4] = masked[2, 5] = True
-    logits[2, 4, 100], logits[2, 5, 9000] = math.nan, -math.inf
-    position = torch.arange(PAGE, device=DEVICE).expand(ROWS, -1).contiguous()
-    penalty = torch.tensor([1.0, 1.3, 0.7], device=DEVICE)
-    first_end = torch.tensor([3, 50, 200], device=DEVICE)
-    rest = (masked, position, first_end, offset, present, penalty, banned, is_end)
-    fast, is_finite = confidence(logits, *rest)
-    slow, _, is_finite_slow = sampler.confidence(logits[..., :vocab_size], *rest)
-    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
-    assert torch.equal(is_finite, is_finite_slow) and not is_finite[2, 4] and not is_finite[2, 5]

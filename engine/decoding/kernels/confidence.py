@@ -1,9 +1,13 @@
-"""Confidence of every masked position in one reading of the logits.
+"""Confidence and entropy of every masked position in one reading of the logits.
 
 Applies suppression, bias, repetition penalty and bans on the fly and keeps only sums, so no adjusted copy of
-R * C * V logits is ever written. The slow twin is `sampler.adjusted_logits` followed by `sampler.confidence`.
+R * C * V logits is ever written. The slow twin is `sampler.confidence`.
 
-Shapes: R rows, C canvas positions, V vocabulary, W logits' row length (V padded), S slices of the vocabulary.
+A program takes a few masked positions of a row and a slice of the vocabulary: the lane's vectors, which together are
+longer than a position's logits, are read once for all of its positions.
+
+Shapes: R rows, C canvas positions, V vocabulary, W logits' row length (V padded), S slices of the vocabulary,
+P positions of a program.
 """
 
 from __future__ import annotations
@@ -13,8 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_SLICE = 4096
-_COLUMNS = 1024
+from ..sampler import Adjustment
+
+SLICE = 2048
+COLUMNS = 256
+"""Read at once: what one warp takes in loads of 16 bytes, so that sums stay within a warp."""
+POSITIONS = 8
+NUM_WARPS = 4
+
+_FLOOR = tl.constexpr(-3e38)
+"""Below every logit that a choice could be made from, and finite: differences with it are not NaN."""
 
 
 @triton.jit
@@ -22,74 +34,122 @@ def _slice_kernel(
     logits_ptr,
     masked_ptr,
     position_ptr,
-    first_end_ptr,
+    lane_ptr,
     offset_ptr,
     present_ptr,
     penalty_ptr,
-    banned_ptr,
     is_end_ptr,
+    first_end_ptr,
+    banned_ptr,
     top_ptr,
     total_ptr,
-    bad_ptr,
+    moment_ptr,
+    lane_stride,
     vocab_size,
     row_length,
     num_slices,
-    PAGE: tl.constexpr,
+    CANVAS: tl.constexpr,
+    PADDED_CANVAS: tl.constexpr,
+    POSITIONS: tl.constexpr,
     SLICE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    piece = tl.program_id(1)
-    if tl.load(masked_ptr + token):
-        row = token // PAGE
-        penalty = tl.load(penalty_ptr + row)
-        is_early = tl.load(position_ptr + token) < tl.load(first_end_ptr + row)
-        top = float("-inf")
-        total = 0.0
-        num_bad = 0
-        for start in range(piece * SLICE, piece * SLICE + SLICE, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            exists = column < vocab_size
-            raw = tl.load(logits_ptr + token * row_length + column, mask=exists, other=0.0).to(tl.float32)
-            # NaN compares unequal to itself and an infinity exceeds every float.
-            is_bad = exists & ((raw != raw) | (tl.abs(raw) > 3.4e38))
-            num_bad += tl.sum(is_bad.to(tl.int32), axis=0)
-            value = raw + tl.load(offset_ptr + row * vocab_size + column, mask=exists, other=0.0)
-            is_present = tl.load(present_ptr + row * vocab_size + column, mask=exists, other=0) != 0
-            factor = tl.where(is_present, penalty, 1.0)
-            value = tl.where(value > 0, value / factor, value * factor)
-            is_banned = tl.load(banned_ptr + column, mask=exists, other=1) != 0
-            is_end = tl.load(is_end_ptr + row * vocab_size + column, mask=exists, other=0) != 0
-            value = tl.where(exists & ~(is_banned | (is_end & is_early)) & (value == value), value, float("-inf"))
-            new_top = tl.maximum(top, tl.max(value, axis=0))
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            total = total * tl.exp(top - shift) + tl.sum(tl.exp(value - shift), axis=0)
-            top = new_top
-        index = token * num_slices + piece
-        tl.store(top_ptr + index, top)
-        tl.store(total_ptr + index, total)
-        tl.store(bad_ptr + index, num_bad)
+    piece, group = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    offset_C = tl.arange(0, PADDED_CANVAS)
+    masked_C = tl.load(masked_ptr + row * CANVAS + offset_C, mask=offset_C < CANVAS, other=0).to(tl.int32)
+    if group * POSITIONS >= tl.sum(masked_C, axis=0):
+        return
+    # The masked positions with ranks from group * POSITIONS on; -1 where there are not so many.
+    rank_P = group * POSITIONS + tl.arange(0, POSITIONS)
+    is_mine_PC = (masked_C != 0)[None, :] & ((tl.cumsum(masked_C, axis=0) - 1)[None, :] == rank_P[:, None])
+    place_P = tl.max(tl.where(is_mine_PC, offset_C[None, :], -1), axis=1)
+    exists_P = place_P >= 0
+    token_P = row * CANVAS + tl.maximum(place_P, 0)
+    lane = tl.load(lane_ptr + row)
+    penalty = tl.load(penalty_ptr + lane)
+    is_early_P = tl.load(position_ptr + token_P) < tl.load(first_end_ptr + lane)
+    # Of each column of all tiles on its own, to be joined at the end: a reduction in every round would cost more.
+    top = tl.full((POSITIONS, COLUMNS), _FLOOR, tl.float32)
+    total = tl.zeros((POSITIONS, COLUMNS), tl.float32)
+    moment = tl.zeros((POSITIONS, COLUMNS), tl.float32)
+    for start in range(piece * SLICE, piece * SLICE + SLICE, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        # Rows are as long as their strides say. Masks at those, which 16 divides, leave loads wide.
+        is_padded = column < lane_stride
+        exists = column < vocab_size
+        at = lane * lane_stride + column
+        is_banned = tl.load(banned_ptr + column, mask=is_padded, other=1) != 0
+        offset = tl.load(offset_ptr + at, mask=is_padded, other=0.0)
+        offset = tl.where(exists & (is_banned == 0), offset, float("-inf"))
+        is_end = tl.load(is_end_ptr + at, mask=is_padded, other=0) != 0
+        is_present = tl.load(present_ptr + at, mask=is_padded, other=0) != 0
+        shrinks = tl.where(is_present, 1.0 / penalty, 1.0)
+        grows = tl.where(is_present, penalty, 1.0)
+        raw = tl.load(
+            logits_ptr + token_P[:, None] * row_length + column[None, :],
+            mask=exists_P[:, None] & (column < row_length)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+        raw = tl.where(exists[None, :], raw, 0.0)
+        # NaN makes the total NaN, plus infinity becomes the top; minus infinity would look like a banned token.
+        raw = tl.where(raw == float("-inf"), float("nan"), raw)
+        early_offset = tl.where(is_end, float("-inf"), offset)
+        value = raw + tl.where(is_early_P[:, None], early_offset[None, :], offset[None, :])
+        value = value * tl.where(value > 0, shrinks[None, :], grows[None, :])
+        # Whichever is less is rescaled, by one and the same exponential.
+        difference = value - top
+        factor = tl.exp(-tl.abs(difference))
+        is_larger = difference > 0
+        is_counted = value > float("-inf")
+        lesser = tl.where(is_counted, difference * factor, 0.0)
+        moment = tl.where(is_larger, (moment - total * difference) * factor, moment + lesser)
+        total = tl.where(is_larger, total * factor + 1.0, total + factor)
+        top = tl.where(is_larger, value, top)
+    slice_top = tl.max(top, axis=1)
+    below = top - slice_top[:, None]
+    factor = tl.exp(below)
+    slice_moment = tl.sum((moment + total * below) * factor, axis=1)
+    index = token_P * num_slices + piece
+    tl.store(top_ptr + index, slice_top, mask=exists_P)
+    tl.store(total_ptr + index, tl.sum(total * factor, axis=1), mask=exists_P)
+    tl.store(moment_ptr + index, slice_moment, mask=exists_P)
 
 
 @triton.jit
-def _join_kernel(masked_ptr, top_ptr, total_ptr, bad_ptr, confidence_ptr, finite_ptr, num_slices, PADDED: tl.constexpr):
+def _join_kernel(
+    masked_ptr,
+    top_ptr,
+    total_ptr,
+    moment_ptr,
+    confidence_ptr,
+    entropy_ptr,
+    finite_ptr,
+    num_slices,
+    PADDED: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     confidence = 0.0
+    entropy = 0.0
     is_finite = True
     if tl.load(masked_ptr + token):
         piece = tl.arange(0, PADDED)
         exists = piece < num_slices
         index = token * num_slices + piece
-        tops = tl.load(top_ptr + index, mask=exists, other=float("-inf"))
+        tops = tl.load(top_ptr + index, mask=exists, other=_FLOOR)
         totals = tl.load(total_ptr + index, mask=exists, other=0.0)
-        num_bad = tl.sum(tl.load(bad_ptr + index, mask=exists, other=0), axis=0)
+        moments = tl.load(moment_ptr + index, mask=exists, other=0.0)
         top = tl.max(tops, axis=0)
-        # Where everything is banned there is no token to choose.
-        is_finite = (num_bad == 0) & (tl.abs(top) < 3.4e38)
-        shift = tl.where(is_finite, top, 0.0)
-        total = tl.sum(totals * tl.exp(tops - shift), axis=0)
-        confidence = tl.where(is_finite, 1.0 / total, 0.0)
+        below = tl.where(totals == 0, 0.0, tops - top)
+        factor = tl.where(totals == 0, 0.0, tl.exp(below))
+        total = tl.sum(totals * factor, axis=0)
+        # Where everything is banned there is no token to choose. A comparison with NaN is false.
+        is_finite = (total < float("inf")) & (top < float("inf")) & (top > _FLOOR)
+        if is_finite:
+            confidence = 1.0 / total
+            entropy = tl.log(total) - tl.sum((moments + totals * below) * factor, axis=0) / total
     tl.store(confidence_ptr + token, confidence)
+    tl.store(entropy_ptr + token, entropy)
     tl.store(finite_ptr + token, is_finite)
 
 
@@ -97,56 +157,62 @@ def confidence(
     logits_RCW: Tensor,
     masked_RC: Tensor,
     position_RC: Tensor,
-    first_end_R: Tensor,
-    offset_RV: Tensor,
-    present_RV: Tensor,
-    penalty_R: Tensor,
-    banned_V: Tensor,
-    is_end_RV: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Largest probability after penalties and bans, confidence_RC (float32), and is_finite_RC (bool).
+    adjustment: Adjustment,
+    *,
+    slice_size: int = SLICE,
+    columns: int = COLUMNS,
+    num_positions: int = POSITIONS,
+    num_warps: int = NUM_WARPS,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """confidence_RC, entropy_RC (float32) and is_finite_RC (bool); see `sampler.confidence`.
 
-    Zero and True at positions that are not masked; zero and False where a raw logit is not finite or nothing may be
-    chosen. `logits_RCW` may be padded beyond the vocabulary of `offset_RV`.
+    A program takes `num_positions` positions and `slice_size` columns, a multiple of `columns`; powers of two all.
     """
-    num_rows, page, row_length = logits_RCW.shape
-    vocab_size = offset_RV.shape[1]
-    num_slices = triton.cdiv(vocab_size, _SLICE)
+    num_rows, canvas, row_length = logits_RCW.shape
+    vocab_size = adjustment.vocab_size
+    num_slices = triton.cdiv(vocab_size, slice_size)
     device = logits_RCW.device
-    top = torch.empty(num_rows, page, num_slices, dtype=torch.float32, device=device)
-    total, bad = torch.empty_like(top), torch.empty_like(top, dtype=torch.int32)
-    confidence_RC = torch.empty(num_rows, page, dtype=torch.float32, device=device)
-    is_finite_RC = torch.empty(num_rows, page, dtype=torch.bool, device=device)
-    _slice_kernel[(num_rows * page, num_slices)](
+    assert all(tensor.is_contiguous() for tensor in (logits_RCW, masked_RC, position_RC))
+    top = torch.empty(num_rows, canvas, num_slices, dtype=torch.float32, device=device)
+    total, moment = torch.empty_like(top), torch.empty_like(top)
+    confidence_RC = torch.empty(num_rows, canvas, dtype=torch.float32, device=device)
+    entropy_RC = torch.empty_like(confidence_RC)
+    is_finite_RC = torch.empty_like(confidence_RC, dtype=torch.bool)
+    _slice_kernel[(num_slices, triton.cdiv(canvas, num_positions), num_rows)](
         logits_RCW,
         masked_RC,
         position_RC,
-        first_end_R,
-        offset_RV,
-        present_RV,
-        penalty_R,
-        banned_V,
-        is_end_RV,
+        adjustment.lane_R,
+        adjustment.offset_NV,
+        adjustment.present_NV,
+        adjustment.penalty_N,
+        adjustment.is_end_NV,
+        adjustment.first_end_N,
+        adjustment.banned_V,
         top,
         total,
-        bad,
+        moment,
+        adjustment.lane_stride,
         vocab_size,
         row_length,
         num_slices,
-        PAGE=page,
-        SLICE=_SLICE,
-        COLUMNS=_COLUMNS,
-        num_warps=4,
+        CANVAS=canvas,
+        PADDED_CANVAS=triton.next_power_of_2(canvas),
+        POSITIONS=num_positions,
+        SLICE=slice_size,
+        COLUMNS=columns,
+        num_warps=num_warps,
     )
-    _join_kernel[(num_rows * page,)](
+    _join_kernel[(num_rows * canvas,)](
         masked_RC,
         top,
         total,
-        bad,
+        moment,
         confidence_RC,
+        entropy_RC,
         is_finite_RC,
         num_slices,
         PADDED=triton.next_power_of_2(num_slices),
         num_warps=1,
     )
-    return confidence_RC, is_finite_RC
+    return confidence_RC, entropy_RC, is_finite_RC

@@ -11,6 +11,7 @@ from steerling.inference.causal_diffusion import _sample_token
 
 from engine.decoding.random import uniform
 from engine.decoding.sampler import (
+    Adjustment,
     Choice,
     adjusted_logits,
     choose_tokens,
@@ -140,17 +141,17 @@ def confidence_of(raw, masked, *, first_end=0, is_end=None, banned=()):
     banned_V = torch.zeros(vocab_size, dtype=torch.bool)
     banned_V[list(banned)] = True
     nothing = torch.zeros(1, vocab_size)
-    values, entropies, is_finite = confidence(
-        raw[None],
-        torch.tensor([masked]),
-        torch.arange(len(masked))[None],
-        torch.tensor([first_end]),
-        nothing,
-        nothing.bool(),
-        torch.ones(1),
-        banned_V,
-        nothing.bool() if is_end is None else torch.tensor([is_end]),
+    adjustment = Adjustment(
+        lane_R=torch.tensor([0]),
+        offset_NV=nothing,
+        present_NV=nothing.bool(),
+        penalty_N=torch.ones(1),
+        is_end_NV=nothing.bool() if is_end is None else torch.tensor([is_end]),
+        first_end_N=torch.tensor([first_end]),
+        banned_V=banned_V,
     )
+    positions = torch.arange(len(masked))[None]
+    values, entropies, is_finite = confidence(raw[None], torch.tensor([masked]), positions, adjustment)
     return values[0].tolist(), entropies[0].tolist(), is_finite[0].tolist()
 
 
