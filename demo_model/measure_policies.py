@@ -1,7 +1,8 @@
 """Measure quality against passes: what each decoding policy saves on the demo model, and what that costs.
 
-    python -m demo_model.measure_policies      writes policy_quality.json, policy_steps.json and docs/policies.md
-    python -m demo_model.plot_policies         draws docs/policies.png from policy_quality.json (needs matplotlib)
+    python -m demo_model.measure_policies    writes policy_quality.json, policy_steps.json, docs/policies.md
+    python -m demo_model.measure_policies --lossless-only    renews what they say of `lossless`
+    python -m demo_model.plot_policies    draws docs/policies.png (needs matplotlib)
 
 Every setting continues the same prompts, each one block of held-out definitions of one topic, by one block, with the
 same seeds and the same sampler. The measures are
@@ -13,6 +14,8 @@ same seeds and the same sampler. The measures are
   the same model, in an order that no policy used;
 - on topic: share of the complete definitions that a classifier, trained on real ones, gives to the prompt's topic;
 - distinct-2: different pairs of neighbouring words over all; a text that repeats itself has a low loss too.
+
+The policy `lossless` has no quality of its own: `lossless.py` measures how many passes it saves.
 
 Shapes: V variants of a block, C positions of a block, S positions before it, G KV heads, E head width, D width.
 """
@@ -40,6 +43,7 @@ from engine.model.steerling import SteerlingModel
 from engine.request import DEFAULT_PARAMETERS, Policy
 
 from .corpus import load_corpus
+from .lossless import LOSSLESS_SAMPLERS, lossless_steps, measure_lossless
 from .measure_quality import Bench, distinct_2
 from .policy_page import write_page
 from .sampling import SamplerSettings
@@ -145,15 +149,8 @@ class PolicyBench:
 
     def measure(self, policy: Policy, value: float, settings: SamplerSettings) -> dict[str, Any]:
         """One row of the table."""
-        requests = [
-            GenerateRequest(
-                prompt_token_ids=text.prompt_token_ids,
-                max_tokens=self.block_size,
-                sampling=sampling_params(policy, value, settings, text.seed),
-            )
-            for text in self.texts
-        ]
-        outputs = self.engine.generate(requests)
+        samplings = [sampling_params(policy, value, settings, text.seed) for text in self.texts]
+        outputs = self.engine.generate(self.requests(samplings))
         steps = [count for output in outputs for count in commits_per_step(output)]
         return {
             "policy": policy,
@@ -163,6 +160,13 @@ class PolicyBench:
             "most_commits": max(steps),
             **self.quality([output.token_ids for output in outputs]),
         }
+
+    def requests(self, samplings: Sequence[SamplingParams]) -> list[GenerateRequest]:
+        """A block behind each text's prompt."""
+        return [
+            GenerateRequest(prompt_token_ids=text.prompt_token_ids, max_tokens=self.block_size, sampling=sampling)
+            for text, sampling in zip(self.texts, samplings, strict=True)
+        ]
 
     def quality(self, token_ids: Sequence[Sequence[int]]) -> dict[str, float]:
         """Loss, with its standard error over texts, and what the classifier and the words say."""
@@ -202,21 +206,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, help="folder for all three files; default: their places in the tree")
+    parser.add_argument("--lossless-only", action="store_true", help="keep what was measured of the other policies")
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_args()
-    torch.set_num_threads(args.threads)
+def measure_grid(bench: PolicyBench) -> dict[str, Any]:
+    """Every setting of the grid, and how it was measured."""
     started, settings = time.monotonic(), SamplerSettings()
-    bench = PolicyBench(args.model, args.texts, args.seed)
     rows = []
     for policy, values in GRID.items():
         for value in values:
             rows.append(bench.measure(policy, value, settings))
-            shown = {name: round(item, 3) for name, item in rows[-1].items() if not isinstance(item, str)}
-            print(f"{time.monotonic() - started:5.0f} s  {policy} {shown}", flush=True)
-    result = {
+            _show(started, policy, rows[-1])
+    return {
         "date": date.today().isoformat(),
         "command": "python -m demo_model.measure_policies",
         "texts": len(bench.texts),
@@ -225,10 +227,46 @@ def main() -> None:
         "sampler": asdict(settings),
         "rows": rows,
     }
-    folder = args.output or HERE
-    for name, content in (("policy_quality.json", result), ("policy_steps.json", steps_at_defaults(rows))):
+
+
+def measure_samplers(bench: PolicyBench) -> dict[str, Any]:
+    """`lossless` under each sampler, and how it was measured."""
+    started, rows = time.monotonic(), []
+    requests = bench.requests([SamplingParams(seed=text.seed) for text in bench.texts])
+    for name in LOSSLESS_SAMPLERS:
+        rows.append(measure_lossless(bench.model, requests, name))
+        _show(started, "lossless", rows[-1])
+    return {
+        "date": date.today().isoformat(),
+        "command": "python -m demo_model.measure_policies --lossless-only",
+        "texts": len(bench.texts),
+        "rows": rows,
+    }
+
+
+def write_results(result: dict[str, Any], output: Path | None) -> None:
+    """All three files, into one folder or to their places."""
+    folder = output or HERE
+    steps = steps_at_defaults(result["rows"]) | lossless_steps(result["lossless"]["rows"])
+    for name, content in (("policy_quality.json", result), ("policy_steps.json", steps)):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    write_page(result, args.output / PAGE.name if args.output else PAGE)
+    write_page(result, output / PAGE.name if output else PAGE)
+
+
+def main() -> None:
+    args = parse_args()
+    torch.set_num_threads(args.threads)
+    bench = PolicyBench(args.model, args.texts, args.seed)
+    if args.lossless_only:
+        result = json.loads((HERE / "policy_quality.json").read_text(encoding="utf-8"))
+    else:
+        result = measure_grid(bench)
+    write_results({**result, "lossless": measure_samplers(bench)}, args.output)
+
+
+def _show(started: float, policy: str, row: dict[str, Any]) -> None:
+    shown = {name: round(item, 3) if isinstance(item, float) else item for name, item in row.items()}
+    print(f"{time.monotonic() - started:5.0f} s  {policy} {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from demo_model.lossless import LOSSLESS_SAMPLERS, check_equal, lossless_steps, measure_lossless
 from demo_model.measure_policies import (
     GRID,
     MOST_COMMITS,
@@ -94,5 +96,31 @@ def test_the_page_and_the_steps_that_ship_are_those_of_the_numbers_that_ship(tmp
     write_page(result, tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "policies.md").read_text()
     steps = json.loads((ROOT / "demo_model" / "policy_steps.json").read_text())
-    assert steps == steps_at_defaults(result["rows"])
+    assert steps == steps_at_defaults(result["rows"]) | lossless_steps(result["lossless"]["rows"])
+    assert [row["sampler"] for row in result["lossless"]["rows"]] == list(LOSSLESS_SAMPLERS)
     assert [(row["policy"], row["value"]) for row in result["rows"]] == [(p, v) for p in GRID for v in GRID[p]]
+
+
+@pytest.mark.parametrize("sampler", LOSSLESS_SAMPLERS)
+def test_each_accepted_draft_saves_a_pass(engine: Engine, sampler: str) -> None:
+    prompt = torch.randint(0, 6000, (64,), generator=torch.Generator().manual_seed(2)).tolist()
+    requests = [
+        GenerateRequest(prompt_token_ids=ids, max_tokens=64, sampling=SamplingParams(seed=seed))
+        for seed, ids in enumerate(([], prompt))
+    ]
+    row = measure_lossless(engine.runner.model, requests, sampler)
+    assert row["passes_per_block"] < 64
+    assert row["tokens_per_pass"] == pytest.approx(64 / row["passes_per_block"])
+    assert 2 * (64 - row["passes_per_block"]) == pytest.approx(row["accepted_share"] * row["drafts"])
+    # No text ends early here, so a draft counts whenever its position and token are right.
+    assert row["accepted_share"] == pytest.approx(row["position_share"] * row["token_share"])
+    told = lossless_steps([row])["lossless"]
+    assert (told["value"], told["most_commits"], told["passes_per_block"]) == (None, 2, row["passes_per_block"])
+
+
+def test_texts_that_differ_in_the_order_of_their_commits_are_not_equal(engine: Engine) -> None:
+    request = GenerateRequest(prompt_token_ids=(), max_tokens=3, sampling=SamplingParams(seed=1))
+    (output,) = engine.generate([request])
+    check_equal([output], [output])
+    with pytest.raises(ValueError, match="text 1"):
+        check_equal([output, dataclasses.replace(output, commits=output.commits[::-1])], [output, output])
