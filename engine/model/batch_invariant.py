@@ -101,7 +101,9 @@ class BatchInvariantLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[..., K] -> [..., N]; the bits of [m] depend on the input's [m] only."""
         x_MK = input.reshape(-1, self.in_features)
-        y = matmul(x_MK, self.weight, self.plan, counters=self.counters).view(*input.shape[:-1], self.out_features)
+        y_MN = matmul(x_MK, self.weight, self.plan, counters=self.counters)
+        # Kernels that read it want rows without gaps, which it has where N is no multiple of 16 bytes.
+        y = y_MN.contiguous().view(*input.shape[:-1], self.out_features)
         return y + self.bias if self.has_bias else y
 
 
