@@ -15,12 +15,13 @@ of the same distributions) in this order, n is
 
 Each of these conditions holds for 1 to n if it holds for n, so a rule cuts the ranking at one place.
 
-Shapes: R rows, C canvas positions (here often in order of rank), K picks in a step, D model width, P policies.
+Shapes: R rows, C canvas positions (here often in order of rank), K picks in a step, D model width, N lanes, P policies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -89,6 +90,45 @@ def choose_positions(
     count_R = torch.where(is_within_RC, _count_C(order_RC), 0).amax(dim=-1).clamp(min=1).minimum(cap_R)
     is_pick_RC = (_count_C(order_RC) <= count_R[:, None]) & masked_RC.gather(1, order_RC)
     return order_RC[:, :num_picks], is_pick_RC[:, :num_picks]
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The positions that rows commit. Entries that are no pick hold some valid position."""
+
+    pick_RK: Tensor
+    """int64 offsets in the canvas, most confident first."""
+    is_pick_RK: Tensor
+    position_RK: Tensor
+    confidence_RK: Tensor
+    is_finite_R: Tensor
+    """False for a row with a position whose logits are not finite: it commits nothing."""
+
+
+def pick(
+    confidence_RC: Tensor,
+    entropy_RC: Tensor,
+    is_finite_RC: Tensor,
+    masked_RC: Tensor,
+    position_RC: Tensor,
+    quota_R: Tensor,
+    lane_R: Tensor,
+    policy_N: Tensor,
+    parameter_N: Tensor,
+    num_picks: int,
+) -> Picks:
+    """`choose_positions` by the policies of the rows' lanes, nothing in rows that are not finite."""
+    is_finite_R = is_finite_RC.all(dim=-1)
+    pick_RK, is_pick_RK = choose_positions(
+        confidence_RC,
+        entropy_RC,
+        masked_RC,
+        quota_R * is_finite_R,
+        policy_N[lane_R],
+        parameter_N[lane_R],
+        num_picks,
+    )
+    return Picks(pick_RK, is_pick_RK, position_RC.gather(1, pick_RK), confidence_RC.gather(1, pick_RK), is_finite_R)
 
 
 def _count_C(values_RC: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAGES_PER_SPLIT = 8
-"""Pages that one program of the attention kernel walks, at least: 512 keys of Steerling-8B. No shorter row is split."""
+PAGES_PER_SPLIT = 16
+"""Pages one program of the attention kernel walks, at least: 1,024 keys of Steerling-8B. A shorter row is whole."""
 
 MAX_SPLITS = 8
-"""Splits of a row, at most: a longer row has longer splits. Each is a partial result to write and read again."""
+"""Splits of a row, at most: each is a partial result to write and read again. Beyond 128 pages splits grow instead."""
 
 
 def num_splits_for(num_pages: int) -> int:

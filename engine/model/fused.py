@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from .kernels.attention import AttentionWorkspace, paged_attention
 from .kernels.gemm import gated_product, partial_products
 from .kernels.norm import residual_norm
-from .kernels.overlap import first_columns
 from .kernels.qkv import prepare_qkv
 from .kernels.swiglu import swiglu
 from .transformer import MLP, Attention, RMSNorm, Rotary, Transformer, TransformerLayer
@@ -58,19 +57,17 @@ def forward(
     """
     assert transformer.rotary is not None
     x_RCD: Tensor = transformer.embedding(token_ids_RC)
-    tuning = _tuning_for(x_RCD) if tuning is None else tuning
+    tuning = (_tuning_for(x_RCD) if tuning is None else tuning).with_splits(workspace.num_splits)
     rows = _Rows(transformer.rotary, block_R, page_R, page_table_RB, key_length_R, workspace)
     layers = [layer for layer in transformer.layers if isinstance(layer, TransformerLayer)]
-    eps, norm_mib, overlaps = transformer.config.norm_eps, tuning.read_ahead.norm, tuning.overlaps
+    eps, overlaps = transformer.config.norm_eps, tuning.overlaps
     for index, layer in enumerate(layers):
         attention, mlp = layer.attention, layer.mlp
-        following = layers[index + 1].attention.qkv if index + 1 < len(layers) else None
         x_RCD = residual_norm(
             x_RCD,
             _attend(attention, x_RCD, rows, k_LPCGE[index], v_LPCGE[index], tuning),
             _weight(layer.attention_norm),
             eps,
-            ahead_NK=_first_columns(mlp.up, 0, norm_mib),
             overlaps=overlaps,
         )
         x_RCD = residual_norm(
@@ -80,7 +77,6 @@ def forward(
             eps,
             added_RD=added_LRD[index],
             masked_RC=masked_RC,
-            ahead_NK=_first_columns(following, 0, norm_mib),
             overlaps=overlaps,
         )
     return residual_norm(None, x_RCD[None], _weight(transformer.final_norm), eps, overlaps=overlaps)
@@ -88,7 +84,7 @@ def forward(
 
 def _attend(attention: Attention, x_RCD: Tensor, rows: _Rows, k_PCGE: Tensor, v_PCGE: Tensor, tuning: Tuning) -> Tensor:
     """The attention branch, in partial sums [S, R, C, D]; writes the rows' pages."""
-    config, ahead = attention.config, tuning.read_ahead
+    config = attention.config
     q_RCHE = prepare_qkv(
         _project(attention.qkv, x_RCD, tuning),
         rows.block_R,
@@ -102,7 +98,6 @@ def _attend(attention: Attention, x_RCD: Tensor, rows: _Rows, k_PCGE: Tensor, v_
         heads=config.n_head,
         clip=math.inf if config.clip_qkv is None else config.clip_qkv,
         eps=config.norm_eps,
-        ahead_NK=_first_columns(attention.output, 0, ahead.prepare),
         overlaps=tuning.overlaps,
     )
     y_RCHE = paged_attention(
@@ -113,7 +108,6 @@ def _attend(attention: Attention, x_RCD: Tensor, rows: _Rows, k_PCGE: Tensor, v_
         rows.key_length_R,
         rows.workspace,
         tuning.attention_for(config.diff_block_size, config.head_dim),
-        ahead_NK=_first_columns(attention.output, ahead.prepare, ahead.attend),
         overlaps=tuning.overlaps,
     )
     return _project(attention.output, y_RCHE.flatten(2), tuning)
@@ -124,8 +118,7 @@ def _gate(mlp: MLP, x_RCD: Tensor, tuning: Tuning) -> Tensor:
     settings = _settings(tuning.gated, mlp.up, x_RCD)
     if settings is not None:
         return gated_product(x_RCD, mlp.up.weight, settings, overlaps=tuning.overlaps)
-    ahead_NK = _first_columns(mlp.down, 0, tuning.read_ahead.swiglu)
-    return swiglu(mlp.up(x_RCD), ahead_NK=ahead_NK, overlaps=tuning.overlaps)
+    return swiglu(mlp.up(x_RCD), overlaps=tuning.overlaps)
 
 
 def _project(linear: nn.Linear, x_RCD: Tensor, tuning: Tuning) -> Tensor:
@@ -144,10 +137,6 @@ def _settings(table: Mapping[GemmKey, GemmSettings], linear: nn.Module, x_RCD: T
     if getattr(linear, "bias", None) is not None:
         return None
     return table.get((x_RCD.numel() // linear.in_features, linear.out_features, linear.in_features))
-
-
-def _first_columns(linear: nn.Module | None, start_mib: float, num_mib: float) -> Tensor | None:
-    return first_columns(getattr(linear, "weight", None), start_mib, num_mib)
 
 
 def _tuning_for(x_RCD: Tensor) -> Tuning:

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..decoding import sampler, steering
+from ..decoding import policies, sampler, steering
+from ..decoding.policies import Picks
 from ..decoding.sampler import Adjustment, Choice, Chosen
 from ..model.attention import paged_attention
 from ..model.transformer import Transformer
@@ -33,6 +34,21 @@ class Backend(Protocol):
         self, logits_RCW: Tensor, masked_RC: Tensor, position_RC: Tensor, adjustment: Adjustment
     ) -> tuple[Tensor, Tensor, Tensor]:
         """confidence_RC, entropy_RC and is_finite_RC, as `sampler.confidence` defines them."""
+
+    def pick(
+        self,
+        confidence_RC: Tensor,
+        entropy_RC: Tensor,
+        is_finite_RC: Tensor,
+        masked_RC: Tensor,
+        position_RC: Tensor,
+        quota_R: Tensor,
+        lane_R: Tensor,
+        policy_N: Tensor,
+        parameter_N: Tensor,
+        num_picks: int,
+    ) -> Picks:
+        """The positions that rows commit, as `policies.pick` defines them."""
 
     def choose(
         self,
@@ -66,6 +82,7 @@ class PlainBackend:
     # It could be captured, but gathers every page of the table for every row, however short the row is.
     is_capturable = False
     confidence = staticmethod(sampler.confidence)
+    pick = staticmethod(policies.pick)
     choose = staticmethod(sampler.choose)
     commit = staticmethod(Lanes.commit)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..decoding.kernels.choose import choose
 from ..decoding.kernels.commit import commit
 from ..decoding.kernels.confidence import confidence
+from ..decoding.kernels.pick import pick
 from ..model import fused
 from ..model.attention import num_splits_for
 from ..model.kernels.attention import AttentionWorkspace
@@ -22,6 +23,7 @@ class FusedBackend:
 
     is_capturable = True
     confidence = staticmethod(confidence)
+    pick = staticmethod(pick)
     choose = staticmethod(choose)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:

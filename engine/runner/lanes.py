@@ -98,11 +98,7 @@ class Lanes:
         token_ids = to_device(sequence.token_ids, torch.int64, self.device)
         self.token_ids_NS[lane].fill_(self.config.pad_token_id)
         self.token_ids_NS[lane, : len(token_ids)] = token_ids
-        self.limit_N[lane] = sequence.limit
-        self.end_N[lane] = sequence.limit if sequence.end is None else sequence.end
-        self.num_committed_N[lane] = sequence.num_committed
-        self.first_end_N[lane] = sequence.prompt_length + sampling.min_tokens
-        self._write_sampling(lane, sampling, seed)
+        self._write_numbers(lane, sequence, sampling, seed)
         self.present_NV[lane] = sampler.presence(self.token_ids_NS[lane : lane + 1], self.config.vocab_size)[0]
         self.offset_NV[lane].zero_()
         if sampling.logit_bias:
@@ -112,8 +108,8 @@ class Lanes:
         if steering.suppression_V is not None:
             self.offset_NV[lane] -= steering.suppression_V
         self.is_end_NV[lane].zero_()
-        for token_id in sequence.end_token_ids:
-            self.is_end_NV[lane, token_id] = True
+        ends = to_device(sorted(sequence.end_token_ids), torch.int64, self.device)
+        self.is_end_NV[lane].index_fill_(0, ends, True)
         for tensor in (steering.vector_GD, steering.layer_G, steering.cutoff_G, steering.suppression_V):
             if tensor is not None and tensor.is_cuda:
                 # They were made beside the passes: their memory must outlive this stream's reading.
@@ -125,18 +121,32 @@ class Lanes:
         self.layer_NG[lane, :num_groups] = steering.layer_G
         self.cutoff_NG[lane, :num_groups] = steering.cutoff_G
 
-    def _write_sampling(self, lane: int, sampling: SamplingParams, seed: int) -> None:
-        self.seed_N[lane] = seed
-        self.choice_index_N[lane] = sampling.choice_index
-        self.policy_N[lane] = policy_id(sampling.policy)
-        self.policy_parameter_N[lane] = sampling.policy_parameter or 0.0
-        self.penalty_N[lane] = sampling.repetition_penalty
-        self.temperature_N[lane] = sampling.effective_temperature
-        self.top_p_N[lane] = sampling.effective_top_p
-        self.top_k_N[lane] = min(sampling.top_k or self.config.vocab_size, self.config.vocab_size)
-        self.min_p_N[lane] = sampling.min_p or 0.0
-        self.is_entropy_N[lane] = sampling.uses_entropy
-        self.is_greedy_N[lane] = sampling.is_greedy
+    def _write_numbers(self, lane: int, sequence: Sequence, sampling: SamplingParams, seed: int) -> None:
+        end = sequence.limit if sequence.end is None else sequence.end
+        whole = (
+            (self.limit_N, sequence.limit),
+            (self.end_N, end),
+            (self.num_committed_N, sequence.num_committed),
+            (self.first_end_N, sequence.prompt_length + sampling.min_tokens),
+            (self.seed_N, seed),
+            (self.choice_index_N, sampling.choice_index),
+            (self.policy_N, policy_id(sampling.policy)),
+            (self.top_k_N, min(sampling.top_k or self.config.vocab_size, self.config.vocab_size)),
+            (self.is_entropy_N, sampling.uses_entropy),
+            (self.is_greedy_N, sampling.is_greedy),
+        )
+        real = (
+            (self.policy_parameter_N, sampling.policy_parameter or 0.0),
+            (self.penalty_N, sampling.repetition_penalty),
+            (self.temperature_N, sampling.effective_temperature),
+            (self.top_p_N, sampling.effective_top_p),
+            (self.min_p_N, sampling.min_p or 0.0),
+        )
+        # A plain number would be copied by itself, and the host would wait for each copy.
+        for numbers, dtype in ((whole, torch.int64), (real, torch.float32)):
+            values = to_device([number for _, number in numbers], dtype, self.device)
+            for (tensor, _), value in zip(numbers, values, strict=True):
+                tensor[lane] = value
 
     @property
     def choice(self) -> sampler.Choice:

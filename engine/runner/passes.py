@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..decoding import policies, steering
+from ..decoding.policies import Picks
 from ..model.steerling import SteerlingModel
 from .backend import Backend
 from .batch import RowTensors
@@ -67,15 +68,6 @@ class PickFields(NamedTuple):
     draft_position: float
     """The commit that its lane expected."""
     draft_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Picks:
-    """Which positions rows pick, and which picks are commits."""
-
-    pick_DK: Tensor
-    is_pick_DK: Tensor
-    is_commit_DK: Tensor
 
 
 class PassProgram:
@@ -136,38 +128,51 @@ class PassProgram:
         confidence_DC, entropy_DC, is_finite_DC = self.backend.confidence(
             logits_DCW, masked_DC, position_DC, adjustment
         )
-        is_finite_D = is_finite_DC.all(dim=-1)
-        picks = self._pick(
-            lane_D, rows.quota_R[:num_denoise] * is_finite_D, confidence_DC, entropy_DC, masked_DC, num_picks, predicts
+        quota_D = rows.quota_R[:num_denoise]
+        cap_D = quota_D
+        if predicts:
+            # One pick more, for the commit that a lane with drafts expects next.
+            cap_D = torch.where(lanes.policy_N[lane_D] == self._lossless, 2 * quota_D, quota_D)
+        picks = self.backend.pick(
+            confidence_DC,
+            entropy_DC,
+            is_finite_DC,
+            masked_DC,
+            position_DC,
+            cap_D,
+            lane_D,
+            lanes.policy_N,
+            lanes.policy_parameter_N,
+            num_picks,
         )
         chosen = self.backend.choose(
             logits_DCW,
             position_DC,
-            picks.pick_DK,
-            picks.is_pick_DK,
+            picks.pick_RK,
+            picks.is_pick_RK,
             adjustment,
             lanes.choice,
             lanes.seed_N,
             lanes.choice_index_N,
         )
-        position_DK, is_commit_DK, token_DK = position_DC.gather(1, picks.pick_DK), picks.is_commit_DK, chosen.token_RK
+        is_commit_DK, token_DK = picks.is_pick_RK, chosen.token_RK
         # As it was when the drafts were made: the drafts' lanes have copies.
         expected_D2 = torch.stack((lanes.draft_position_N[lane_D], lanes.draft_token_N[lane_D]), dim=-1)
         if predicts:
-            is_commit_DK, lane_D = self._confirm(rows.base_R[:num_denoise], lane_D, picks, position_DK, token_DK)
-        self.backend.commit(lanes, lane_D, position_DC, hidden_DCD, picks.pick_DK, token_DK, is_commit_DK)
+            is_commit_DK, lane_D = self._confirm(rows.base_R[:num_denoise], lane_D, quota_D, picks, token_DK)
+        self.backend.commit(lanes, lane_D, position_DC, hidden_DCD, picks.pick_RK, token_DK, is_commit_DK)
         values = (
-            position_DK,
+            picks.position_RK,
             token_DK,
             is_commit_DK,
-            confidence_DC.gather(1, picks.pick_DK),
+            picks.confidence_RK,
             chosen.target_logit_RK,
             chosen.logprob_RK,
-            is_finite_D[:, None].expand_as(token_DK),
+            picks.is_finite_R[:, None].expand_as(token_DK),
             *expected_D2[:, None].expand(-1, num_picks, -1).unbind(-1),
         )
         packed_DKF = torch.stack([value.double() for value in values], dim=-1)
-        return Decision(packed_DKF=packed_DKF, pick_DK=picks.pick_DK, logits_DCW=logits_DCW)
+        return Decision(packed_DKF=packed_DKF, pick_DK=picks.pick_RK, logits_DCW=logits_DCW)
 
     def _logits(self, hidden_DCD: Tensor, out: Tensor | None) -> Tensor:
         head = self.model.transformer.lm_head
@@ -182,51 +187,28 @@ class PassProgram:
             out.copy_(head(composed_MD).view_as(out))
         return out
 
-    def _pick(
-        self,
-        lane_D: Tensor,
-        quota_D: Tensor,
-        confidence_DC: Tensor,
-        entropy_DC: Tensor,
-        masked_DC: Tensor,
-        num_picks: int,
-        predicts: bool,
-    ) -> _Picks:
-        """The positions that rows commit and, with `predicts`, the one after it where a lane has drafts."""
-        policy_D, parameter_D = self.lanes.policy_N[lane_D], self.lanes.policy_parameter_N[lane_D]
-        cap_D = quota_D
-        if predicts:
-            cap_D = torch.where(policy_D == self._lossless, 2 * quota_D, quota_D)
-        pick_DK, is_pick_DK = policies.choose_positions(
-            confidence_DC, entropy_DC, masked_DC, cap_D, policy_D, parameter_D, num_picks
-        )
-        is_commit_DK = is_pick_DK
-        if predicts:
-            is_commit_DK = is_pick_DK & (torch.arange(num_picks, device=lane_D.device) < quota_D[:, None])
-        # Kernels read them as a whole.
-        return _Picks(pick_DK.contiguous(), is_pick_DK.contiguous(), is_commit_DK.contiguous())
-
     def _confirm(
-        self, base_D: Tensor, lane_D: Tensor, picks: _Picks, position_DK: Tensor, token_DK: Tensor
+        self, base_D: Tensor, lane_D: Tensor, quota_D: Tensor, picks: Picks, token_DK: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Which picks are commits once drafts are judged, and whose lane each row's commits go to.
 
         A draft's commit counts if its base committed what the draft was made for, unless that ended the text: then the
         draft has seen masks where the text has none. The last row that counts says what its lane expects next.
         """
-        lanes, row_D = self.lanes, torch.arange(len(base_D), device=base_D.device)
+        lanes, row_D, position_DK = self.lanes, torch.arange(len(base_D), device=base_D.device), picks.position_RK
+        within_DK = picks.is_pick_RK & (torch.arange(token_DK.shape[1], device=base_D.device) < quota_D[:, None])
         own_lane_D, is_draft_D = lane_D[base_D], base_D != row_D
         position_D, token_D = position_DK[base_D, 0], token_DK[base_D, 0]
         is_expected_D = (position_D == lanes.draft_position_N[own_lane_D]) & (
             token_D == lanes.draft_token_N[own_lane_D]
         )
-        is_confirmed_D = picks.is_commit_DK[base_D, 0] & is_expected_D & ~lanes.is_end_NV[own_lane_D, token_D]
-        is_commit_DK = picks.is_commit_DK & (is_confirmed_D | ~is_draft_D)[:, None]
+        is_confirmed_D = within_DK[base_D, 0] & is_expected_D & ~lanes.is_end_NV[own_lane_D, token_D]
+        is_commit_DK = within_DK & (is_confirmed_D | ~is_draft_D)[:, None]
         # A draft stands behind its base, so the larger of two indices is the draft.
         draft_D = row_D.scatter_reduce(0, base_D, row_D, reduce="amax")
         last_D = torch.where(is_commit_DK[draft_D, 0], draft_D, row_D)
         # One entry of each lane with drafts is written; others go to the idle lane.
-        is_base_D = (lanes.policy_N[own_lane_D] == self._lossless) & ~is_draft_D & picks.is_commit_DK[:, 0]
+        is_base_D = (lanes.policy_N[own_lane_D] == self._lossless) & ~is_draft_D & within_DK[:, 0]
         target_D = torch.where(is_base_D, own_lane_D, lanes.idle_lane)
         # Where there is no second pick these name some position that is not masked, which is never confirmed.
         lanes.draft_position_N[target_D] = position_DK[last_D, 1]

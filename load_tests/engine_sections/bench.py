@@ -165,6 +165,10 @@ class Bench:
             self.free()
         return self._gemms[rows]
 
+    def fresh_gemms(self, rows: int) -> list[float]:
+        """The same, measured now."""
+        return measure_gemms(self.model, rows, self.device, self.dtype, repeats=30, warm_ups=20)
+
     @property
     def num_weights(self) -> int:
         """Weights that a pass multiplies with."""
@@ -258,7 +262,9 @@ def gemm_weights(model: SteerlingModel) -> list[Tensor]:
 
 
 @torch.no_grad()
-def measure_gemms(model: SteerlingModel, rows: int, device: torch.device, dtype: torch.dtype) -> list[float]:
+def measure_gemms(
+    model: SteerlingModel, rows: int, device: torch.device, dtype: torch.dtype, repeats: int = 15, warm_ups: int = 3
+) -> list[float]:
     """The library's own matrix products in the order and the shapes of a pass, and nothing between them."""
     positions = rows * model.config.diff_block_size
     weights = gemm_weights(model)
@@ -271,4 +277,4 @@ def measure_gemms(model: SteerlingModel, rows: int, device: torch.device, dtype:
         for weight in weights:
             F.linear(inputs[weight.shape[1]], weight)
 
-    return device_seconds(work, device)
+    return device_seconds(work, device, repeats, warm_ups)

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 
-def device_seconds(work: Callable[[], object], device: torch.device, repeats: int = 15) -> list[float]:
+def device_seconds(
+    work: Callable[[], object], device: torch.device, repeats: int = 15, warm_ups: int = 3
+) -> list[float]:
     """Seconds of repeated runs; under a CUDA graph on a GPU, so that launches cost nothing."""
     if device.type != "cuda":
         work()
@@ -30,7 +32,7 @@ def device_seconds(work: Callable[[], object], device: torch.device, repeats: in
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    for _ in range(3):
+    for _ in range(warm_ups):
         graph.replay()
     marks = []
     for _ in range(repeats):

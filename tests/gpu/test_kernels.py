@@ -9,7 +9,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="triton comes with torch's CUDA builds")
 
 from engine.config import ConceptConfig, ModelConfig
-from engine.model.attention import num_splits_for, paged_attention_by_row
+from engine.model.attention import MAX_SPLITS, PAGES_PER_SPLIT, num_splits_for, paged_attention_by_row
 from engine.model.kernels.attention import AttentionWorkspace, paged_attention
 from engine.model.kernels.norm import residual_norm
 from engine.model.kernels.qkv import prepare_qkv
@@ -22,19 +22,32 @@ ROWS, PAGE, HEADS, GROUPS, WIDTH, PAGES, TABLE = 3, 64, 8, 2, 128, 70, 40
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("table_length", [8, TABLE])
+@pytest.mark.parametrize("table_length", [PAGES_PER_SPLIT, TABLE])
 def test_attention_equals_one_row_and_head_at_a_time(dtype: torch.dtype, table_length: int) -> None:
-    """Key lengths within one split, at its edge, and over several."""
+    """Key lengths within one split, at its edge, one key beyond it, and over several."""
     torch.manual_seed(0)
-    q = torch.randn(ROWS, PAGE, HEADS, WIDTH, device=DEVICE, dtype=dtype)
+    q = torch.randn(4, PAGE, HEADS, WIDTH, device=DEVICE, dtype=dtype)
     k, v = torch.randn(2, PAGES, PAGE, GROUPS, WIDTH, device=DEVICE, dtype=dtype)
-    table = torch.stack([torch.randperm(PAGES, device=DEVICE)[:table_length] for _ in range(ROWS)])
+    table = torch.stack([torch.randperm(PAGES, device=DEVICE)[:table_length] for _ in range(4)])
     longest = table_length * PAGE
-    lengths = torch.tensor([5, 8 * PAGE, longest - 61], device=DEVICE)
-    workspace = AttentionWorkspace(ROWS, num_splits_for(table_length), PAGE, HEADS, WIDTH, DEVICE)
+    edge = PAGES_PER_SPLIT * PAGE
+    lengths = torch.tensor([5, edge, min(edge + 1, longest), longest - 61], device=DEVICE)
+    workspace = AttentionWorkspace(len(q), num_splits_for(table_length), PAGE, HEADS, WIDTH, DEVICE)
     fast = paged_attention(q, k, v, table, lengths, workspace)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(fast, paged_attention_by_row(q, k, v, table, lengths), atol=tolerance, rtol=tolerance)
+
+
+def test_attention_over_more_pages_than_short_splits_cover_has_longer_ones() -> None:
+    torch.manual_seed(8)
+    num_pages = PAGES_PER_SPLIT * MAX_SPLITS + 3
+    q = torch.randn(1, 16, 1, 16, device=DEVICE)
+    k, v = torch.randn(2, 5, 16, 1, 16, device=DEVICE)
+    table = torch.randint(0, 5, (1, num_pages), device=DEVICE)
+    length = torch.tensor([num_pages * 16 - 5], device=DEVICE)
+    assert num_splits_for(num_pages) == MAX_SPLITS
+    fast = paged_attention(q, k, v, table, length, AttentionWorkspace(1, MAX_SPLITS, 16, 1, 16, DEVICE))
+    torch.testing.assert_close(fast, paged_attention_by_row(q, k, v, table, length), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_gives_the_same_bits_whatever_the_batch_may_be_split_into() -> None:

@@ -16,14 +16,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..tuning import GemmSettings
-from .overlap import allow_next, ask_for_lines, launch_options, wait_for_previous
+from .overlap import allow_next, launch_options, wait_for_previous
 
 
 @triton.jit
 def _product_kernel(
-    x_in,
-    weight_in,
-    weight_ptr,
+    x_desc,
+    weight_desc,
     out_ptr,
     num_positions,
     N: tl.constexpr,
@@ -32,103 +31,61 @@ def _product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
-    USES_TMA: tl.constexpr,
-    STEPS_AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     first_m, first_n, split = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
     steps: tl.constexpr = K // BLOCK_K
-    begin, end = split * steps // SPLITS, (split + 1) * steps // SPLITS
-    m = first_m + tl.arange(0, BLOCK_M)
-    n = first_n + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    if OVERLAPS and STEPS_AHEAD > 0:
-        address = (weight_ptr + n.to(tl.int64) * K + begin * BLOCK_K).to(tl.int64)
-        num_bytes: tl.constexpr = STEPS_AHEAD * BLOCK_K * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        ask_for_lines(address, n < N, num_bytes)
-    wait_for_previous(OVERLAPS)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in range(begin, end):
-        if USES_TMA:
-            x = x_in.load([first_m, step * BLOCK_K])
-            weight = weight_in.load([first_n, step * BLOCK_K])
-        else:
-            x = tl.load(x_in + m[:, None] * K + (step * BLOCK_K + k)[None, :])
-            weight = tl.load(
-                weight_in + n.to(tl.int64)[:, None] * K + (step * BLOCK_K + k)[None, :], eviction_policy="evict_first"
-            )
+    for step in range(split * steps // SPLITS, (split + 1) * steps // SPLITS):
+        x = x_desc.load([first_m, step * BLOCK_K])
+        weight = weight_desc.load([first_n, step * BLOCK_K])
         total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
-    offset = (split * num_positions + m).to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(out_ptr + offset, total.to(out_ptr.dtype.element_ty))
+    m = (split * num_positions + first_m + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = first_n + tl.arange(0, BLOCK_N)
+    tl.store(out_ptr + m[:, None] * N + n[None, :], total)
 
 
 @triton.jit
 def _gated_kernel(
-    x_in,
-    weight_in,
-    weight_ptr,
+    x_desc,
+    weight_desc,
     out_ptr,
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    USES_TMA: tl.constexpr,
-    STEPS_AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
-    first_m, first_n = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
-    m = first_m + tl.arange(0, BLOCK_M)
-    n = first_n + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    # Values and gates take turns, so that the two of an output lie side by side in the accumulator of one thread.
-    lane = tl.arange(0, 2 * BLOCK_N)
-    weight_row = ((lane % 2) * N + first_n + lane // 2).to(tl.int64)
-    if OVERLAPS and STEPS_AHEAD > 0:
-        address = (weight_ptr + weight_row * K).to(tl.int64)
-        num_bytes: tl.constexpr = STEPS_AHEAD * BLOCK_K * weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-        ask_for_lines(address, weight_row < 2 * N, num_bytes)
     wait_for_previous(OVERLAPS)
-    if USES_TMA:
-        value = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for step in range(0, K // BLOCK_K):
-            x = x_in.load([first_m, step * BLOCK_K])
-            value_weight = weight_in.load([first_n, step * BLOCK_K])
-            gate_weight = weight_in.load([N + first_n, step * BLOCK_K])
-            value = tl.dot(x, tl.trans(value_weight), value, input_precision="ieee")
-            gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
-    else:
-        both = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
-        for step in range(0, K // BLOCK_K):
-            x = tl.load(x_in + m[:, None] * K + (step * BLOCK_K + k)[None, :])
-            weight = tl.load(
-                weight_in + weight_row[:, None] * K + (step * BLOCK_K + k)[None, :], eviction_policy="evict_first"
-            )
-            both = tl.dot(x, tl.trans(weight), both, input_precision="ieee")
-        value, gate = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N, 2)))
+    first_m, first_n = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
+    value = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(0, K // BLOCK_K):
+        x = x_desc.load([first_m, step * BLOCK_K])
+        value_weight = weight_desc.load([first_n, step * BLOCK_K])
+        gate_weight = weight_desc.load([N + first_n, step * BLOCK_K])
+        value = tl.dot(x, tl.trans(value_weight), value, input_precision="ieee")
+        gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
     out = value * gate / (1.0 + tl.exp(-gate))
-    tl.store(out_ptr + m.to(tl.int64)[:, None] * N + n[None, :], out.to(out_ptr.dtype.element_ty))
+    m = (first_m + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = first_n + tl.arange(0, BLOCK_N)
+    tl.store(out_ptr + m[:, None] * N + n[None, :], out.to(out_ptr.dtype.element_ty))
 
 
-def partial_products(
-    x_RCK: Tensor,
-    weight_NK: Tensor,
-    settings: GemmSettings,
-    *,
-    dtype: torch.dtype = torch.float32,
-    overlaps: bool = False,
-) -> Tensor:
-    """x @ weight.T in parts, partial_SRCN: their sum over S is the product. Both contiguous and of one dtype."""
+def partial_products(x_RCK: Tensor, weight_NK: Tensor, settings: GemmSettings, *, overlaps: bool = False) -> Tensor:
+    """x @ weight.T in parts, float32 partial_SRCN: their sum over S is the product. Both contiguous, of one dtype."""
     num_outputs, num_inputs = weight_NK.shape
     num_positions = x_RCK.numel() // num_inputs
     _check_blocks(num_positions, num_outputs, num_inputs, settings)
-    partial_SRCN = torch.empty(settings.splits, *x_RCK.shape[:-1], num_outputs, dtype=dtype, device=x_RCK.device)
+    shape = (settings.splits, *x_RCK.shape[:-1], num_outputs)
+    partial_SRCN = torch.empty(shape, dtype=torch.float32, device=x_RCK.device)
     grid = (num_positions // settings.block_m, num_outputs // settings.block_n, settings.splits)
     _product_kernel[grid](
-        *_operands(x_RCK.view(num_positions, num_inputs), weight_NK, settings),
+        *_tiles(x_RCK.view(num_positions, num_inputs), weight_NK, settings),
         partial_SRCN,
         num_positions,
         SPLITS=settings.splits,
@@ -148,7 +105,7 @@ def gated_product(x_RCK: Tensor, weight_NK: Tensor, settings: GemmSettings, *, o
     out_RCW = torch.empty(*x_RCK.shape[:-1], width, dtype=x_RCK.dtype, device=x_RCK.device)
     grid = (num_positions // settings.block_m, width // settings.block_n)
     _gated_kernel[grid](
-        *_operands(x_RCK.view(num_positions, num_inputs), weight_NK, settings),
+        *_tiles(x_RCK.view(num_positions, num_inputs), weight_NK, settings),
         out_RCW,
         **_shape(width, num_inputs, settings),
         **launch_options(overlaps),
@@ -163,27 +120,19 @@ def _check_blocks(num_positions: int, num_outputs: int, num_inputs: int, setting
     assert fits, f"blocks {blocks} do not divide the GEMM's {sizes}"
 
 
-def _operands(
-    x_MK: Tensor, weight_NK: Tensor, settings: GemmSettings
-) -> tuple[Tensor | TensorDescriptor, Tensor | TensorDescriptor, Tensor]:
-    """x and the weights as the kernel loads them, and the weights' address."""
-    if not settings.uses_tma:
-        return x_MK, weight_NK, weight_NK
+def _tiles(x_MK: Tensor, weight_NK: Tensor, settings: GemmSettings) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """x and the weights as the tensor memory accelerator loads them."""
     x_tiles = TensorDescriptor.from_tensor(x_MK, [settings.block_m, settings.block_k])
-    weight_tiles = TensorDescriptor.from_tensor(weight_NK, [settings.block_n, settings.block_k])
-    return x_tiles, weight_tiles, weight_NK
+    return x_tiles, TensorDescriptor.from_tensor(weight_NK, [settings.block_n, settings.block_k])
 
 
-def _shape(num_outputs: int, num_inputs: int, settings: GemmSettings) -> dict[str, int | bool]:
+def _shape(num_outputs: int, num_inputs: int, settings: GemmSettings) -> dict[str, int]:
     return {
         "N": num_outputs,
         "K": num_inputs,
         "BLOCK_M": settings.block_m,
         "BLOCK_N": settings.block_n,
         "BLOCK_K": settings.block_k,
-        "USES_TMA": settings.uses_tma,
-        # Never beyond a program's own part of K.
-        "STEPS_AHEAD": min(settings.steps_ahead, num_inputs // settings.block_k // settings.splits),
         "num_warps": settings.num_warps,
         "num_stages": settings.num_stages,
     }

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .overlap import ahead_arguments, allow_next, launch_options, read_ahead, wait_for_previous
+from .overlap import allow_next, launch_options, wait_for_previous
 
 
 @triton.jit
@@ -21,7 +21,6 @@ def _residual_norm_kernel(
     added_ptr,
     masked_ptr,
     out_ptr,
-    ahead_ptr,
     num_tokens,
     eps,
     PARTS: tl.constexpr,
@@ -30,15 +29,10 @@ def _residual_norm_kernel(
     PAGE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_ADDED: tl.constexpr,
-    AHEAD_ROWS: tl.constexpr,
-    AHEAD_STRIDE: tl.constexpr,
-    AHEAD_BYTES: tl.constexpr,
-    AHEAD_PER_PROGRAM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
     wait_for_previous(OVERLAPS)
-    read_ahead(ahead_ptr, tl.program_id(0), AHEAD_ROWS, AHEAD_STRIDE, AHEAD_BYTES, AHEAD_PER_PROGRAM)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     exists = column < WIDTH
@@ -66,12 +60,11 @@ def residual_norm(
     *,
     added_RD: Tensor | None = None,
     masked_RC: Tensor | None = None,
-    ahead_NK: Tensor | None = None,
     overlaps: bool = False,
 ) -> Tensor:
     """x + RMSNorm(branch) * weight, plus `added_RD` (float32) at masked positions; without x the norm alone.
 
-    The branch is the sum over S; the result has x's dtype. `ahead_NK` is what the next GEMM reads first.
+    The branch is the sum over S; the result has x's dtype.
     """
     parts, num_rows, page, width = branch_SRCD.shape
     dtype = branch_SRCD.dtype if x_RCD is None else x_RCD.dtype
@@ -93,7 +86,6 @@ def residual_norm(
         HAS_RESIDUAL=x_RCD is not None,
         HAS_ADDED=added_RD is not None,
         num_warps=8 if width >= 2048 else 4,
-        **ahead_arguments(ahead_NK, num_tokens, branch_SRCD),
         **launch_options(overlaps),
     )
     return out_RCD

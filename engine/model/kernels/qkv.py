@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .overlap import ahead_arguments, allow_next, launch_options, read_ahead, wait_for_previous
+from .overlap import allow_next, launch_options, wait_for_previous
 
 _HEADS_PER_PROGRAM = 8
 
@@ -27,7 +27,6 @@ def _prepare_kernel(
     q_ptr,
     k_page_ptr,
     v_page_ptr,
-    ahead_ptr,
     num_tokens,
     clip,
     eps,
@@ -37,16 +36,10 @@ def _prepare_kernel(
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     CHUNK: tl.constexpr,
-    AHEAD_ROWS: tl.constexpr,
-    AHEAD_STRIDE: tl.constexpr,
-    AHEAD_BYTES: tl.constexpr,
-    AHEAD_PER_PROGRAM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
     wait_for_previous(OVERLAPS)
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    read_ahead(ahead_ptr, program, AHEAD_ROWS, AHEAD_STRIDE, AHEAD_BYTES, AHEAD_PER_PROGRAM)
     token = tl.program_id(0)
     row = token // PAGE
     slot = token % PAGE
@@ -103,14 +96,12 @@ def prepare_qkv(
     heads: int,
     clip: float,
     eps: float,
-    ahead_NK: Tensor | None = None,
     overlaps: bool = False,
 ) -> Tensor:
     """Queries q_RCHE, normed and rotated; keys and values go to page `page_R[r]` of each row.
 
     `qkv_SRCX`, summed over its S, is the projection with X = (H + 2 G) * E; cos and sin [positions, E] are float32;
-    `clip` may be infinite. Queries have the dtype of the pages. `ahead_NK` is what the GEMM
-    after attention reads first.
+    `clip` may be infinite. Queries have the dtype of the pages.
     """
     parts, num_rows, page, _ = qkv_SRCX.shape
     groups, width = k_PCGE.shape[2], k_PCGE.shape[3]
@@ -137,7 +128,6 @@ def prepare_qkv(
         PAGE=page,
         CHUNK=_HEADS_PER_PROGRAM,
         num_warps=4,
-        **ahead_arguments(ahead_NK, grid[0] * grid[1], qkv_SRCX),
         **launch_options(overlaps),
     )
     return q_RCHE

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .overlap import ahead_arguments, allow_next, launch_options, read_ahead, wait_for_previous
+from .overlap import allow_next, launch_options, wait_for_previous
 
 _COLUMNS = 1024
 
@@ -16,19 +16,12 @@ _COLUMNS = 1024
 def _swiglu_kernel(
     inner_ptr,
     out_ptr,
-    ahead_ptr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
-    AHEAD_ROWS: tl.constexpr,
-    AHEAD_STRIDE: tl.constexpr,
-    AHEAD_BYTES: tl.constexpr,
-    AHEAD_PER_PROGRAM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     allow_next(OVERLAPS)
     wait_for_previous(OVERLAPS)
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    read_ahead(ahead_ptr, program, AHEAD_ROWS, AHEAD_STRIDE, AHEAD_BYTES, AHEAD_PER_PROGRAM)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < WIDTH
@@ -38,8 +31,8 @@ def _swiglu_kernel(
     tl.store(out_ptr + token * WIDTH + column, out.to(out_ptr.dtype.element_ty), mask=exists)
 
 
-def swiglu(inner_RCX: Tensor, *, ahead_NK: Tensor | None = None, overlaps: bool = False) -> Tensor:
-    """[R, C, 2 W] holding values then gates -> [R, C, W]. `ahead_NK` is what the next GEMM will read first."""
+def swiglu(inner_RCX: Tensor, *, overlaps: bool = False) -> Tensor:
+    """[R, C, 2 W] holding values then gates -> [R, C, W]."""
     num_rows, page, double = inner_RCX.shape
     width = double // 2
     out = torch.empty(num_rows, page, width, dtype=inner_RCX.dtype, device=inner_RCX.device)
@@ -50,7 +43,6 @@ def swiglu(inner_RCX: Tensor, *, ahead_NK: Tensor | None = None, overlaps: bool 
         WIDTH=width,
         COLUMNS=_COLUMNS,
         num_warps=4,
-        **ahead_arguments(ahead_NK, grid[0] * grid[1], inner_RCX),
         **launch_options(overlaps),
     )
     return out
