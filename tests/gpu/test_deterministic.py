@@ -28,6 +28,7 @@ from engine import (
 from engine.decoding import sampler, steering
 from engine.decoding.kernels.choose import choose
 from engine.decoding.kernels.confidence import confidence
+from engine.model.attention import PAGES_PER_SPLIT
 from engine.model.batch_invariant import BatchInvariantLinear, float32_product, make_batch_invariant
 from engine.model.concept_heads import plain_product
 from engine.model.kernels.matmul import Plan, Tile, matmul, matmul_slow, plan_for
@@ -218,7 +219,7 @@ CONFIG = ModelConfig(
     n_embd=128,
     n_kv_heads=2,
     # Two lengths of page table, and rows that attention cuts into splits.
-    block_size=1024,
+    block_size=2048,
     mlp_ratio=2,
     concept=ConceptConfig(
         n_concepts=50,
@@ -259,7 +260,7 @@ def test_every_linear_map_is_replaced_and_weights_stay_shared(model: SteerlingMo
     assert (after - before).norm() < 0.03 * before.norm()
 
 
-PROMPT_LENGTHS = (0, 1, 64, 65, 130, 200, 650, 128)
+PROMPT_LENGTHS = (0, 1, 64, 65, 130, 200, 1100, 128)
 KINDS: list[dict[str, Any]] = [
     {"num_logprobs": 3},
     {"temperature": 0.0},
@@ -270,6 +271,11 @@ KINDS: list[dict[str, Any]] = [
     {"policy": "factor"},
     {"policy": "entropy_bound", "num_logprobs": 20},
 ]
+
+
+def test_the_longest_request_is_cut_into_splits() -> None:
+    """Otherwise the tests below would leave out that part of attention."""
+    assert (max(PROMPT_LENGTHS) + 70) // PAGE > PAGES_PER_SPLIT
 
 
 def requests() -> list[GenerateRequest]:
@@ -335,7 +341,7 @@ def test_a_request_is_bit_equal_alone_and_in_a_batch(
         {"use_graphs": False},
         {"max_prefill_rows": 1},
         {"share_prefixes": False},
-        {"num_pages": 16},
+        {"num_pages": 24},
         {"max_rows": 3},
         {"async_scheduling": False},
         {"draft_row_limit": 0},
