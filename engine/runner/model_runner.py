@@ -11,6 +11,7 @@ import torch
 
 from ..config import EngineConfig, ModelConfig
 from ..decoding import sampler
+from ..decoding.policies import PickFields
 from ..errors import InvalidConfig
 from ..model import fused_support
 from ..model.attention import PAGES_PER_SPLIT
@@ -28,7 +29,7 @@ from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages
 from .lanes import Lanes
 from .memory import MemoryPlan, device_memory, module_bytes, reserved_bytes, tensor_bytes
 from .pass_in_flight import PassInFlight
-from .passes import Decision, PassProgram, PickFields
+from .passes import Decision, PassProgram
 from .transfer import Stopwatch
 
 if HAS_TRITON:
