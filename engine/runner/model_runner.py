@@ -63,6 +63,9 @@ class ModelRunner:
             self._program = PassProgram(model, self.lanes, backend)
             before = reserved_bytes(self.device)
             self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
+            if self.device.type == "cuda":
+                # Whatever explaining compiles or loads is there before the first request.
+                self.explain([KeptCommit(self.lanes.idle_lane, 0, 0, 0.0)], [None]).read()
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
