@@ -24,6 +24,8 @@ class HeadExplanation:
     """float32 sigmoids."""
     contributions_MK: Tensor
     """float32: weight * (embedding . W[token])."""
+    total_M: Tensor
+    """float32: their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,13 @@ def explain(model: SteerlingModel, hidden_MD: Tensor, token_id_M: Tensor, target
     known = _explain_head(model.known_head, hidden_MD, token_vector_MD, concept.num_reported_known)
     if model.discovered_head is None:
         none = target_logit_M.new_zeros(target_logit_M.shape[0], 0)
-        discovered = HeadExplanation(ids_MK=none.long(), weights_MK=none, contributions_MK=none)
+        discovered = HeadExplanation(
+            ids_MK=none.long(), weights_MK=none, contributions_MK=none, total_M=none.sum(dim=-1)
+        )
     else:
         discovered = _explain_head(model.discovered_head, hidden_MD, token_vector_MD, concept.num_reported_discovered)
-    explained_M = known.contributions_MK.sum(dim=-1) + discovered.contributions_MK.sum(dim=-1)
-    return Explanation(known=known, discovered=discovered, epsilon_M=target_logit_M - explained_M)
+    epsilon_M = target_logit_M - (known.total_M + discovered.total_M)
+    return Explanation(known=known, discovered=discovered, epsilon_M=epsilon_M)
 
 
 def _explain_head(head: ConceptHead, hidden_MD: Tensor, token_vector_MD: Tensor, k: int) -> HeadExplanation:
@@ -58,10 +62,13 @@ def _explain_head(head: ConceptHead, hidden_MD: Tensor, token_vector_MD: Tensor,
     weights_MK = logits_MK.sigmoid()
     contributions_MK = weights_MK * head.alignments(ids_MK, token_vector_MD)
     order = contributions_MK.abs().sort(dim=-1, descending=True, stable=True).indices
+    contributions_MK = contributions_MK.gather(1, order)
     return HeadExplanation(
         ids_MK=ids_MK.gather(1, order),
         weights_MK=weights_MK.gather(1, order),
-        contributions_MK=contributions_MK.gather(1, order),
+        contributions_MK=contributions_MK,
+        # Along a row torch adds in an order that follows from the address of its start; columns are all added alike.
+        total_M=contributions_MK.T.contiguous().sum(dim=0),
     )
 
 

@@ -15,18 +15,21 @@ of the same distributions) in this order, n is
 
 Each of these conditions holds for 1 to n if it holds for n, so a rule cuts the ranking at one place.
 
-Shapes: R rows, C canvas positions (here often in order of rank), K picks in a step, D model width, N lanes, P policies.
+Shapes: R rows, C canvas positions (here often in order of rank), K picks in a step, D model width, N lanes, P policies,
+F fields of a pick.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..request import Policy
+from .sampler import Chosen
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(confidence_RC, entropy_RC, parameter_R1), in order of rank -> where the rule still holds, is_within_RC (bool)."""
@@ -92,6 +95,25 @@ def choose_positions(
     return order_RC[:, :num_picks], is_pick_RC[:, :num_picks]
 
 
+class PickFields(NamedTuple):
+    """What the host learns of a pick, in the order in which `pack` puts it."""
+
+    position: float
+    token: float
+    is_commit: float
+    confidence: float
+    target_logit: float
+    logprob: float
+    is_finite: float
+    """Of its row."""
+    draft_position: float
+    """The commit that its lane expected."""
+    draft_token: float
+
+
+NUM_FIELDS = len(PickFields._fields)
+
+
 @dataclass(frozen=True, slots=True)
 class Picks:
     """The positions that rows commit. Entries that are no pick hold some valid position."""
@@ -129,6 +151,29 @@ def pick(
         num_picks,
     )
     return Picks(pick_RK, is_pick_RK, position_RC.gather(1, pick_RK), confidence_RC.gather(1, pick_RK), is_finite_R)
+
+
+def pack(
+    picks: Picks,
+    chosen: Chosen,
+    is_commit_RK: Tensor,
+    lane_R: Tensor,
+    draft_position_N: Tensor,
+    draft_token_N: Tensor,
+) -> Tensor:
+    """What the host reads of a pass, packed_RKF in float64, which holds every id exactly: see `PickFields`."""
+    values = (
+        picks.position_RK,
+        chosen.token_RK,
+        is_commit_RK,
+        picks.confidence_RK,
+        chosen.target_logit_RK,
+        chosen.logprob_RK,
+        picks.is_finite_R[:, None].expand_as(is_commit_RK),
+        draft_position_N[lane_R][:, None].expand_as(is_commit_RK),
+        draft_token_N[lane_R][:, None].expand_as(is_commit_RK),
+    )
+    return torch.stack([value.double() for value in values], dim=-1)
 
 
 def _count_C(values_RC: Tensor) -> Tensor:

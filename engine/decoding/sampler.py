@@ -239,16 +239,20 @@ def choose(
     return Chosen(token_RK, target_RK, target_RK - raw_RKV.logsumexp(dim=-1))
 
 
-def top_logprobs(logits_RCW: Tensor, pick_RK: Tensor, vocab_size: int, num: int) -> tuple[Tensor, Tensor]:
+def top_logprobs(
+    logits_RCW: Tensor, pick_RK: Tensor, vocab_size: int, num: int, target_logit_RK: Tensor, logprob_RK: Tensor
+) -> tuple[Tensor, Tensor]:
     """Ids id_RKT (int64) and raw log-probabilities (float32) of the `num` likeliest tokens of each pick, best first.
 
-    Ties go to the lowest id. Columns of `logits_RCW` beyond the vocabulary do not count.
+    Ties go to the lowest id. Columns of `logits_RCW` beyond the vocabulary do not count. The last two say what `choose`
+    found for the picks' tokens: the others lie as far from those as their logits do. Picks without a token get any
+    number.
     """
     raw_MV = gather_positions(logits_RCW, pick_RK)[..., :vocab_size].float().flatten(0, 1)
-    logprobs_MV = raw_MV.log_softmax(dim=-1)
-    id_MT = top_k_lowest_id(logprobs_MV, num)
-    shape = (*pick_RK.shape, id_MT.shape[-1])
-    return id_MT.view(shape), logprobs_MV.gather(1, id_MT).view(shape)
+    id_MT = top_k_lowest_id(raw_MV, num)
+    id_RKT = id_MT.view(*pick_RK.shape, -1)
+    above_RKT = raw_MV.gather(1, id_MT).view_as(id_RKT) - target_logit_RK[:, :, None].float()
+    return id_RKT, logprob_RK[:, :, None].float() + above_RKT
 
 
 def gather_positions(values_RCX: Tensor, offset_RK: Tensor) -> Tensor:

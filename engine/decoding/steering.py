@@ -5,6 +5,7 @@ Shapes: R rows, G groups, L layers, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,11 @@ from ..request import (
     SteeringParams,
     Suppression,
 )
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Triton comes with torch's CUDA builds and with no other."""
+if HAS_TRITON:
+    from .kernels import steering as kernels
 
 SMALLEST_PEAK = 1e-6
 """A direction that no token aligns with would make alpha infinite."""
@@ -119,12 +125,26 @@ def added_by_layer(
     """What to add to the residual stream after each layer at masked positions, added_LRD (float32, contiguous).
 
     A group acts while the row's commits are fewer than its cutoff, after every layer i (from 0) with
-    i + 1 >= its layer. Rows without steering get zeros.
+    i + 1 >= its layer. Rows without steering get zeros. A row's sums do not depend on the other rows: a product of
+    matrices would choose its order by their number.
     """
+    if HAS_TRITON and vector_RGD.is_cuda:
+        return kernels.added_by_layer(vector_RGD, layer_RG, cutoff_RG, num_committed_R, num_layers)
+    return added_by_layer_slow(vector_RGD, layer_RG, cutoff_RG, num_committed_R, num_layers)
+
+
+def added_by_layer_slow(
+    vector_RGD: Tensor, layer_RG: Tensor, cutoff_RG: Tensor, num_committed_R: Tensor, num_layers: int
+) -> Tensor:
+    """The slow twin of `added_by_layer`: one group after another."""
+    num_rows, num_groups, width = vector_RGD.shape
     layer_L = torch.arange(1, num_layers + 1, device=layer_RG.device)
     is_active_RG = num_committed_R[:, None] < cutoff_RG
     acts_LRG = is_active_RG & (layer_RG <= layer_L[:, None, None])
-    return (acts_LRG.float().transpose(0, 1) @ vector_RGD).transpose(0, 1).contiguous()
+    added_LRD = vector_RGD.new_zeros(num_layers, num_rows, width)
+    for group in range(num_groups):
+        added_LRD += torch.where(acts_LRG[:, :, group, None], vector_RGD[:, group], 0.0)
+    return added_LRD
 
 
 def inject(x_RCD: Tensor, added_RD: Tensor, masked_RC: Tensor) -> Tensor:

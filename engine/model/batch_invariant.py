@@ -5,6 +5,7 @@ Shapes: M positions, N output features, K input features.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..errors import InvalidConfig
 from . import fused_support
+from .quantization import is_quantized
 from .steerling import SteerlingModel
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -29,13 +31,19 @@ def check_deterministic(config: ModelConfig, device: torch.device, dtype: torch.
     """Raise InvalidConfig, naming what is missing, where `deterministic: true` cannot be kept."""
     if device.type != "cuda" or not HAS_TRITON:
         raise InvalidConfig(
-            f"deterministic is true, which needs a GPU with Triton, and device is {device}; leave it out: on a CPU in "
-            "float32 commits do not depend on the batch anyway"
+            f"deterministic is true, which needs a GPU with Triton, and device is {device}; leave it out: on a CPU the "
+            "last bits of float32 numbers depend on the batch, and tokens only where these decide"
         )
     if not fused_support.is_supported(config):
         raise InvalidConfig(
             "deterministic is true, but this checkpoint's configuration has no fused layers: they need post-norm "
-            "RMSNorm, qk-norm, full-precision rotary, SwiGLU and no biases"
+            "RMSNorm, qk-norm, full-precision rotary, SwiGLU and no biases, with heads and blocks of 16 to 256, powers "
+            "of two"
+        )
+    if config.needs_heads_for_tokens:
+        raise InvalidConfig(
+            "deterministic is true, but this checkpoint chooses tokens from concept features (use_epsilon_correction "
+            "is false), whose sums depend on the batch; leave it out"
         )
     widths = {"n_embd": config.n_embd, "intermediate_size": config.mlp_width}
     if config.concept.use_discovered and config.concept.factorize_discovered:
@@ -45,23 +53,34 @@ def check_deterministic(config: ModelConfig, device: torch.device, dtype: torch.
             raise InvalidConfig(f"deterministic is true, but {name} is {width}; its rows must be multiples of 16 bytes")
 
 
-def make_batch_invariant(model: SteerlingModel) -> None:
-    """Replace every linear map of layers, lm_head and concept heads by a BatchInvariantLinear, in place.
+def make_batch_invariant(model: SteerlingModel) -> SteerlingModel:
+    """A model of the same weights, with a BatchInvariantLinear for every linear map of layers, lm_head and heads.
 
-    Weights stay the tensors they are, tied ones tied. Each shape is tried once: it takes a moment on the device.
+    `model` stays as it is. Weights are the tensors they were, tied ones tied. Each shape is tried once, which takes a
+    moment on the device. Raises InvalidConfig for a model in float8.
     """
+    if is_quantized(model):
+        raise InvalidConfig(
+            "deterministic is true and the model's weights are float8, whose products depend on the batch; load it "
+            "anew with dtype bfloat16"
+        )
+    made = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     plans: dict[tuple[int, int], Plan] = {}
     found = [
         (parent, name, linear)
-        for parent in model.modules()
+        for parent in made.modules()
         for name, linear in parent.named_children()
-        if isinstance(linear, nn.Linear)
+        if type(linear) is nn.Linear
     ]
     for parent, name, linear in found:
         shape = (linear.out_features, linear.in_features)
         if shape not in plans:
             plans[shape] = _checked_plan(linear.weight)
         parent.add_module(name, BatchInvariantLinear(linear, plans[shape]))
+    for head in (made.known_head, made.discovered_head):
+        if head is not None:
+            head.product = float32_product
+    return made
 
 
 class BatchInvariantLinear(nn.Linear):
@@ -82,7 +101,9 @@ class BatchInvariantLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[..., K] -> [..., N]; the bits of [m] depend on the input's [m] only."""
         x_MK = input.reshape(-1, self.in_features)
-        y = matmul(x_MK, self.weight, self.plan, counters=self.counters).view(*input.shape[:-1], self.out_features)
+        y_MN = matmul(x_MK, self.weight, self.plan, counters=self.counters)
+        # Kernels that read it want rows without gaps, which it has where N is no multiple of 16 bytes.
+        y = y_MN.contiguous().view(*input.shape[:-1], self.out_features)
         return y + self.bias if self.has_bias else y
 
 

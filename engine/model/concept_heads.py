@@ -11,7 +11,7 @@ K concepts kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,21 @@ LOGIT_LIMIT = 15.0
 """Concept logits are clamped to plus or minus this, as in the reference."""
 
 
+def plain_product(x_MQ: Tensor, table_NQ: Tensor) -> Tensor:
+    """x @ table.T as float32 [M, N]. Differentiable."""
+    has_gradient = torch.is_grad_enabled() and (x_MQ.requires_grad or table_NQ.requires_grad)
+    if x_MQ.is_cuda and x_MQ.dtype == table_NQ.dtype != torch.float32 and not has_gradient:
+        # Rounding logits to bfloat16 would make ties of concepts that differ.
+        return torch.mm(x_MQ, table_NQ.T, out_dtype=torch.float32)
+    return x_MQ.float() @ table_NQ.T.float()
+
+
 class ConceptHead(nn.Module):
     """Logits and embeddings of one set of concepts."""
+
+    product: Callable[[Tensor, Tensor], Tensor]
+    """x [M, Q] times the transpose of a table [N, Q], float32 [M, N]: `plain_product`, or one whose bits do not depend
+    on M, which knows no gradients."""
 
     def __init__(
         self,
@@ -41,6 +54,7 @@ class ConceptHead(nn.Module):
         super().__init__()
         self.num_concepts = num_concepts
         self.slice_size = slice_size
+        self.product = plain_product
         self.scale = 1.0 / math.sqrt(width) if use_attention else 1.0
         rows = -(-num_concepts // pad_multiple) * pad_multiple
         self.embedding_table: nn.Embedding | None = None
@@ -97,9 +111,7 @@ class ConceptHead(nn.Module):
 
     def alignments(self, ids_MK: Tensor, vectors_MD: Tensor) -> Tensor:
         """Dot product of each concept's embedding with a vector, float32 [M, K]."""
-        vectors_MF = vectors_MD.float()
-        if self.basis is not None:
-            vectors_MF = vectors_MF @ self.basis.weight.float()
+        vectors_MF = vectors_MD.float() if self.basis is None else self.product(vectors_MD, self.basis.weight.T)
         return torch.einsum("mkf,mf->mk", self._stored(ids_MK).float(), vectors_MF)
 
     def features(self, hidden_MD: Tensor, k: int | None) -> Tensor:
@@ -142,7 +154,7 @@ class ConceptHead(nn.Module):
             return down
         assert self.query is not None
         query: Tensor = self.query(hidden_MD)
-        return query if self.basis is None else query @ self.basis.weight
+        return query if self.basis is None else self.product(query, self.basis.weight.T).to(query.dtype)
 
     def _table(self) -> Tensor:
         """One row a concept, compared with the query: table_NQ, padding left off."""
@@ -152,12 +164,7 @@ class ConceptHead(nn.Module):
         raise AssertionError("a concept head has a table")
 
     def _logits(self, query_MQ: Tensor, concepts: slice) -> Tensor:
-        table_NQ = self._table()[concepts]
-        if query_MQ.is_cuda and query_MQ.dtype != torch.float32 and not query_MQ.requires_grad:
-            # Rounding logits to bfloat16 would make ties of concepts that differ.
-            logits_MN = torch.mm(query_MQ, table_NQ.T, out_dtype=torch.float32)
-        else:
-            logits_MN = query_MQ.float() @ table_NQ.T.float()
+        logits_MN = self.product(query_MQ, self._table()[concepts])
         return (logits_MN * self.scale).clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
 
 

@@ -49,9 +49,11 @@ def check_float8(device: torch.device) -> None:
 def quantize(model: SteerlingModel) -> None:
     """Replace the layers' linear maps and lm_head by Float8Linear, in place; one bfloat16 weight after the other goes.
 
-    The model's weights must be bfloat16. Raises InvalidConfig without torchao, or for sizes that float8 products do not
-    have.
+    The model's weights must be bfloat16; one that is quantised already stays as it is. Raises InvalidConfig without
+    torchao, or for sizes that float8 products do not have.
     """
+    if is_quantized(model):
+        return
     library = _library()
     found = [
         (parent, name, linear)
@@ -67,6 +69,11 @@ def quantize(model: SteerlingModel) -> None:
         parent.add_module(name, Float8Linear(linear, library))
         del linear
     model.transformer.add_module("lm_head", Float8Linear(lm_head, library, keeps_weight=True))
+
+
+def is_quantized(model: SteerlingModel) -> bool:
+    """Whether `quantize` has been there."""
+    return isinstance(model.transformer.lm_head, Float8Linear)
 
 
 class Float8Linear(nn.Module):

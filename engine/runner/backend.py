@@ -63,6 +63,17 @@ class Backend(Protocol):
     ) -> Chosen:
         """Tokens of the picks that are commits, as `sampler.choose` defines them."""
 
+    def pack(
+        self,
+        picks: Picks,
+        chosen: Chosen,
+        is_commit_RK: Tensor,
+        lane_R: Tensor,
+        draft_position_N: Tensor,
+        draft_token_N: Tensor,
+    ) -> Tensor:
+        """What the host reads of a pass, as `policies.pack` defines it."""
+
     def commit(
         self,
         lanes: Lanes,
@@ -84,6 +95,7 @@ class PlainBackend:
     confidence = staticmethod(sampler.confidence)
     pick = staticmethod(policies.pick)
     choose = staticmethod(sampler.choose)
+    pack = staticmethod(policies.pack)
     commit = staticmethod(Lanes.commit)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from ..config import EngineConfig
 from ..errors import InvalidConfig
+from ..model.quantization import check_float8
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Triton comes with torch's CUDA builds and with no other."""
@@ -22,7 +23,10 @@ def keep_compiled_kernels(directory: str | None) -> None:
 
 
 def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype that `auto` stands for here; raises InvalidConfig for a device that is not there."""
+    """The device, and the dtype to load weights in: what `auto` stands for here, bfloat16 for fp8.
+
+    Raises InvalidConfig for a device that is not there, or that cannot run fp8 where this is asked for.
+    """
     name = engine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,6 +38,8 @@ def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
         raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidConfig(f"device is {engine.device!r}, but torch sees {torch.cuda.device_count()} GPUs; try auto")
+    if engine.dtype == "fp8":
+        check_float8(device)
     if engine.dtype == "auto":
         return device, torch.bfloat16 if device.type == "cuda" else torch.float32
-    return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[engine.dtype]
+    return device, {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}[engine.dtype]

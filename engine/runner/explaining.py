@@ -19,6 +19,8 @@ from .transfer import HostCopy, to_device
 
 _EXPLAINED_AT_ONCE = 256
 """Commits, each of which gathers an embedding for every concept it reports: a bound on memory."""
+_EXPLAINED_ALWAYS = 64
+"""Commits, repeated ones where there are fewer, if results must not depend on their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,31 @@ class ExplanationInFlight:
     The kept hidden states are taken before any pass that is launched later can overwrite them.
     """
 
-    def __init__(self, model: SteerlingModel, lanes: Lanes, kept: list[KeptCommit], top_k: list[int | None]) -> None:
-        """`top_k[i]`: how many concepts a head returns for commit i; None: all that it reports."""
+    def __init__(
+        self,
+        model: SteerlingModel,
+        lanes: Lanes,
+        kept: list[KeptCommit],
+        top_k: list[int | None],
+        *,
+        is_deterministic: bool = False,
+    ) -> None:
+        """`top_k[i]`: how many concepts a head returns for commit i; None: all that it reports.
+
+        `is_deterministic`: the device computes with tensors of one size, so that a library has no choice of kernels.
+        """
         self._top_k = top_k
         self._parts: list[tuple[HostCopy, int]] = []
-        for start in range(0, len(kept), _EXPLAINED_AT_ONCE):
-            part = slice(start, start + _EXPLAINED_AT_ONCE)
-            explanation = _explain(model, lanes, kept[part])
+        at_once = _EXPLAINED_ALWAYS if is_deterministic else _EXPLAINED_AT_ONCE
+        for start in range(0, len(kept), at_once):
+            part = slice(start, start + at_once)
+            asked = kept[part]
+            num_more = at_once - len(asked) if is_deterministic else 0
+            explanation = _explain(model, lanes, asked + asked[:1] * num_more)
             # Most requests want a few concepts of some hundred: the others never leave the device.
             most = None if None in top_k[part] else max(k for k in top_k[part] if k is not None)
             packed, num_known = _pack(explanation, most)
-            self._parts.append((HostCopy(packed), num_known))
+            self._parts.append((HostCopy(packed[: len(asked)]), num_known))
 
     def read(self) -> list[TokenAttribution]:
         """One attribution for each commit; waits until they are there."""
@@ -73,12 +89,12 @@ def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tenso
     Totals of both heads and the epsilon, then (id, weight, contribution) of each concept, known ones first.
     """
     heads = (explanation.known, explanation.discovered)
-    totals = [head.contributions_MK.sum(dim=-1) for head in heads]
     concepts = [
         torch.stack((head.ids_MK[:, :most].float(), head.weights_MK[:, :most], head.contributions_MK[:, :most]), dim=-1)
         for head in heads
     ]
-    parts = [torch.stack((*totals, explanation.epsilon_M), dim=-1), *(part.flatten(1) for part in concepts)]
+    totals = torch.stack((*(head.total_M for head in heads), explanation.epsilon_M), dim=-1)
+    parts = [totals, *(part.flatten(1) for part in concepts)]
     return torch.cat(parts, dim=-1), concepts[0].shape[1]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..decoding.kernels.choose import choose
 from ..decoding.kernels.commit import commit
 from ..decoding.kernels.confidence import confidence
+from ..decoding.kernels.pack import pack
 from ..decoding.kernels.pick import pick
 from ..model import fused
 from ..model.attention import num_splits_for
@@ -25,6 +26,7 @@ class FusedBackend:
     confidence = staticmethod(confidence)
     pick = staticmethod(pick)
     choose = staticmethod(choose)
+    pack = staticmethod(pack)
 
     def __init__(self, transformer: Transformer, cache: KVCache) -> None:
         self._transformer = transformer

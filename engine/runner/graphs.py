@@ -76,6 +76,8 @@ class GraphedPasses:
         self._picks = tuple(sorted({1, min(_FEW_PICKS, block_size), block_size}))
         self._rows = row_buckets(max_rows)
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: libraries keep a workspace for each stream.
+        self._stream = torch.cuda.Stream(program.lanes.device)  # type: ignore[no-untyped-call]
         self._canvas = self._make_canvas(max_rows)
         width = program.model.transformer.lm_head.weight.shape[0]
         self._logits_RCW = self._canvas.hidden_RCD.new_zeros(max_rows, block_size, width)
@@ -152,14 +154,13 @@ class GraphedPasses:
         )
 
     def _capture(self, work: Callable[[], T]) -> tuple[_Graph, T]:
-        stream = torch.cuda.Stream(self._program.lanes.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             # Compiles kernels and lets libraries allocate before the capture forbids it.
             work()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = _Graph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             result = work()
         return graph, result
 

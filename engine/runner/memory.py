@@ -47,9 +47,15 @@ class MemoryPlan:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of tensors, shared ones once."""
-    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    """Bytes of tensors, shared ones once. Of a quantised weight it counts the values and scales that it consists of."""
+    sizes = {part.data_ptr(): part.nbytes for tensor in tensors for part in _parts(tensor)}
     return sum(sizes.values())
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    # The protocol of tensors that are made of others and own no memory: they claim their unquantised size.
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [tensor] if flatten is None else [part for name in flatten()[0] for part in _parts(getattr(tensor, name))]
 
 
 def module_bytes(module: nn.Module) -> int:

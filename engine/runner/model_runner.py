@@ -11,9 +11,12 @@ import torch
 
 from ..config import EngineConfig, ModelConfig
 from ..decoding import sampler
+from ..decoding.policies import PickFields
 from ..errors import InvalidConfig
 from ..model import fused_support
 from ..model.attention import PAGES_PER_SPLIT
+from ..model.batch_invariant import check_deterministic, make_batch_invariant
+from ..model.quantization import check_float8, quantize
 from ..model.steerling import SteerlingModel
 from ..model.weights import load_model
 from ..scheduling import PlannedRow
@@ -34,19 +37,23 @@ if HAS_TRITON:
 
 logger = logging.getLogger(__name__)
 
+_LOGPROB_FIELDS = tuple(PickFields._fields.index(name) for name in ("target_logit", "logprob"))
+
 
 class ModelRunner:
     """A model, its KV cache and its lanes on one device."""
 
     def __init__(self, model: SteerlingModel, engine: EngineConfig) -> None:
+        """With fp8 the model's weights are quantised in place; without it the model stays as it is."""
         weight = model.transformer.lm_head.weight
-        self.model = model
         self.config: ModelConfig = model.config
         self.device = weight.device
         self.dtype = weight.dtype
+        self.model = model = _with_products(model, engine)
         keep_compiled_kernels(engine.compile_cache_dir)
         self._draft_row_limit = min(engine.draft_row_limit, engine.max_rows)
         self._side_stream = _side_stream(self.device)
+        self._is_deterministic = engine.deterministic
         try:
             num_drafts = self._draft_row_limit // 2
             self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype, num_drafts)
@@ -56,6 +63,9 @@ class ModelRunner:
             self._program = PassProgram(model, self.lanes, backend)
             before = reserved_bytes(self.device)
             self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
+            if self.device.type == "cuda":
+                # Whatever explaining compiles or loads is there before the first request.
+                self.explain([KeptCommit(self.lanes.idle_lane, 0, 0, 0.0)], [None]).read()
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
@@ -81,6 +91,9 @@ class ModelRunner:
     def load(path: str | Path, engine: EngineConfig) -> SteerlingModel:
         """Load a checkpoint folder to the engine's device; raises InvalidConfig or CheckpointError."""
         device, dtype = choose_device(engine)
+        if engine.deterministic:
+            # Reading weights takes long: not before it is known that they can be used.
+            check_deterministic(ModelConfig.from_json(path), device, dtype)
         return load_model(path, device=device, dtype=dtype)
 
     @torch.no_grad()
@@ -95,8 +108,14 @@ class ModelRunner:
         decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
         top_logprobs = None
         if decision is not None and num_logprobs:
+            target_logit_DK, logprob_DK = (decision.packed_DKF[..., field] for field in _LOGPROB_FIELDS)
             top_logprobs = sampler.top_logprobs(
-                decision.logits_DCW, decision.pick_DK, self.config.vocab_size, num_logprobs
+                decision.logits_DCW,
+                decision.pick_DK,
+                self.config.vocab_size,
+                num_logprobs,
+                target_logit_DK,
+                logprob_DK,
             )
         return PassInFlight(batch, decision, top_logprobs, stopwatch)
 
@@ -106,7 +125,7 @@ class ModelRunner:
 
         `top_k[i]` cuts what is returned for commit i.
         """
-        return ExplanationInFlight(self.model, self.lanes, kept, top_k)
+        return ExplanationInFlight(self.model, self.lanes, kept, top_k, is_deterministic=self._is_deterministic)
 
     @contextmanager
     def beside_passes(self) -> Iterator[None]:
@@ -149,6 +168,20 @@ class ModelRunner:
             table_lengths=lengths,
             scratch_page=self.cache.scratch_page,
         )
+
+
+def _with_products(model: SteerlingModel, engine: EngineConfig) -> SteerlingModel:
+    """The model with the linear maps that the options ask for."""
+    weight = model.transformer.lm_head.weight
+    if engine.dtype == "fp8":
+        check_float8(weight.device)
+        quantize(model)
+        # torch keeps what the bfloat16 weights took, but pages are planned by what the device has free.
+        torch.cuda.empty_cache()
+    if engine.deterministic:
+        check_deterministic(model.config, weight.device, weight.dtype)
+        model = make_batch_invariant(model)
+    return model
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream | None:

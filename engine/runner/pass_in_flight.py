@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..decoding.policies import PickFields
 from ..output import Commit
 from ..scheduling import PlannedRow, RowKind
 from .batch import Batch
-from .passes import Decision, PickFields
+from .passes import Decision
 from .transfer import HostCopy, Stopwatch
 
 

@@ -9,7 +9,6 @@ vocabulary, L layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,22 +51,6 @@ class Decision:
     """Offsets in the canvas."""
     logits_DCW: Tensor
     """What lm_head gave; with `pick_DK` for `sampler.top_logprobs`."""
-
-
-class PickFields(NamedTuple):
-    """What the host learns of a pick, in the order of `Decision.packed_DKF`."""
-
-    position: float
-    token: float
-    is_commit: float
-    confidence: float
-    target_logit: float
-    logprob: float
-    is_finite: float
-    """Of its row."""
-    draft_position: float
-    """The commit that its lane expected."""
-    draft_token: float
 
 
 class PassProgram:
@@ -155,23 +138,13 @@ class PassProgram:
             lanes.seed_N,
             lanes.choice_index_N,
         )
-        is_commit_DK, token_DK = picks.is_pick_RK, chosen.token_RK
-        # As it was when the drafts were made: the drafts' lanes have copies.
-        expected_D2 = torch.stack((lanes.draft_position_N[lane_D], lanes.draft_token_N[lane_D]), dim=-1)
+        is_commit_DK, own_lane_D = picks.is_pick_RK, lane_D
         if predicts:
-            is_commit_DK, lane_D = self._confirm(rows.base_R[:num_denoise], lane_D, quota_D, picks, token_DK)
-        self.backend.commit(lanes, lane_D, position_DC, hidden_DCD, picks.pick_RK, token_DK, is_commit_DK)
-        values = (
-            picks.position_RK,
-            token_DK,
-            is_commit_DK,
-            picks.confidence_RK,
-            chosen.target_logit_RK,
-            chosen.logprob_RK,
-            picks.is_finite_R[:, None].expand_as(token_DK),
-            *expected_D2[:, None].expand(-1, num_picks, -1).unbind(-1),
-        )
-        packed_DKF = torch.stack([value.double() for value in values], dim=-1)
+            base_D = rows.base_R[:num_denoise]
+            is_commit_DK, own_lane_D = self._confirm(base_D, lane_D, quota_D, picks, chosen.token_RK)
+        self.backend.commit(lanes, own_lane_D, position_DC, hidden_DCD, picks.pick_RK, chosen.token_RK, is_commit_DK)
+        # A draft's lane still has what the draft was made for.
+        packed_DKF = self.backend.pack(picks, chosen, is_commit_DK, lane_D, lanes.draft_position_N, lanes.draft_token_N)
         return Decision(packed_DKF=packed_DKF, pick_DK=picks.pick_RK, logits_DCW=logits_DCW)
 
     def _logits(self, hidden_DCD: Tensor, out: Tensor | None) -> Tensor:

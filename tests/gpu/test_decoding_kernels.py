@@ -20,6 +20,7 @@ from engine.config import ConceptConfig, ModelConfig
 from engine.decoding import policies, sampler
 from engine.decoding.kernels.choose import choose
 from engine.decoding.kernels.confidence import confidence
+from engine.decoding.kernels.pack import pack
 from engine.decoding.kernels.pick import pick
 from engine.decoding.random import uniform
 from engine.decoding.sampler import Adjustment, Choice
@@ -309,6 +310,29 @@ def test_positions_picked_in_one_launch_equal_the_slow_twin() -> None:
                 assert torch.equal(getattr(fast, field.name), getattr(slow, field.name)), field.name
         num_picked += int(slow.is_pick_RK.sum())
     assert num_picked > 100
+
+
+def test_what_the_host_reads_in_one_launch_equals_the_slow_twin() -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 2**53, shape, generator=generator).to(DEVICE)
+
+    def real(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    for rows, picks in ((1, 1), (3, 8)):
+        made = policies.Picks(
+            pick_RK=whole(rows, picks),
+            is_pick_RK=real(rows, picks) > 0,
+            position_RK=whole(rows, picks),
+            confidence_RK=real(rows, picks),
+            is_finite_R=real(rows) > 0,
+        )
+        chosen = sampler.Chosen(whole(rows, picks), real(rows, picks), real(rows, picks))
+        lane_R = torch.randint(0, LANES, (rows,), generator=generator).to(DEVICE)
+        given = (made, chosen, real(rows, picks) > 0, lane_R, whole(LANES), whole(LANES))
+        assert torch.equal(pack(*given), policies.pack(*given))
 
 
 def lanes_of(config: ModelConfig, generator: torch.Generator) -> Lanes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +26,11 @@ from engine import (
     Suppression,
 )
 from engine.decoding import sampler, steering
+from engine.decoding.kernels.choose import choose
 from engine.decoding.kernels.confidence import confidence
+from engine.model.attention import PAGES_PER_SPLIT
 from engine.model.batch_invariant import BatchInvariantLinear, float32_product, make_batch_invariant
+from engine.model.concept_heads import plain_product
 from engine.model.kernels.matmul import Plan, Tile, matmul, matmul_slow, plan_for
 from engine.model.kernels.norm import residual_norm
 from engine.model.kernels.swiglu import swiglu
@@ -126,50 +129,73 @@ def test_norm_and_swiglu_do_not_depend_on_the_batch() -> None:
     assert_alone_equals_in_company(swiglu, (row,), (others,))
 
 
+def lanes_of(num_rows: int, vocab_size: int) -> sampler.Adjustment:
+    """A lane for each row, all alike."""
+    padded = -(-vocab_size // 16) * 16
+
+    def tokens(dtype: torch.dtype, rows: int = num_rows) -> Tensor:
+        return torch.zeros(rows, padded, dtype=dtype, device=DEVICE)[:, :vocab_size]
+
+    adjustment = sampler.Adjustment(
+        lane_R=torch.arange(num_rows, device=DEVICE),
+        offset_NV=tokens(torch.float32),
+        present_NV=tokens(torch.bool),
+        penalty_N=torch.full((num_rows,), 1.2, device=DEVICE),
+        is_end_NV=tokens(torch.bool),
+        first_end_N=torch.zeros(num_rows, dtype=torch.int64, device=DEVICE),
+        banned_V=tokens(torch.bool, 1)[0],
+    )
+    adjustment.offset_NV[:, 5::7] = -1.5
+    adjustment.present_NV[:, ::11] = True
+    return adjustment
+
+
 @pytest.mark.parametrize("vocab_size", [100281, 100284])
 def test_confidence_does_not_depend_on_the_batch(vocab_size: int) -> None:
     torch.manual_seed(5)
     row, others = random_rows(PAGE, 100288, dtype=torch.bfloat16, scale=3.0)
-    position = torch.arange(PAGE, device=DEVICE)
-    banned = torch.zeros(vocab_size, dtype=torch.bool, device=DEVICE)
 
     def confidences(logits: Tensor) -> tuple[Tensor, ...]:
         rows = len(logits)
-        return confidence(
-            logits,
-            torch.ones(rows, PAGE, dtype=torch.bool, device=DEVICE),
-            position.expand(rows, -1).contiguous(),
-            torch.zeros(rows, dtype=torch.int64, device=DEVICE),
-            torch.zeros(rows, vocab_size, device=DEVICE),
-            torch.zeros(rows, vocab_size, dtype=torch.bool, device=DEVICE),
-            torch.full((rows,), 1.2, device=DEVICE),
-            banned,
-            torch.zeros(rows, vocab_size, dtype=torch.bool, device=DEVICE),
-        )
+        masked = torch.ones(rows, PAGE, dtype=torch.bool, device=DEVICE)
+        position = torch.arange(PAGE, device=DEVICE).expand(rows, -1).contiguous()
+        return confidence(logits, masked, position, lanes_of(rows, vocab_size))
 
     assert_alone_equals_in_company(confidences, (row,), (others,))
 
 
 @pytest.mark.parametrize("vocab_size", [100281, 100284])
 @pytest.mark.parametrize("is_entropy", [False, True])
-def test_probabilities_that_tokens_are_drawn_from_do_not_depend_on_the_batch(vocab_size: int, is_entropy: bool) -> None:
+def test_chosen_tokens_and_their_logprobs_do_not_depend_on_the_batch(vocab_size: int, is_entropy: bool) -> None:
     """Sums over the vocabulary: torch picks their order by the number of rows, and by how a row is aligned."""
     torch.manual_seed(6)
-    row, others = random_rows(vocab_size, scale=2.0)
+    row, others = random_rows(PAGE, 100288, dtype=torch.bfloat16, scale=2.0)
+    seed, seeds = (torch.randint(0, 2**40, (rows,), device=DEVICE) for rows in (1, 16))
 
-    def probabilities(logits: Tensor) -> Tensor:
+    def chosen(logits: Tensor, seed_N: Tensor) -> tuple[Tensor, ...]:
         rows = len(logits)
-        choice = sampler.Choice(
-            temperature_M=torch.full((rows,), 0.8, device=DEVICE),
-            top_p_M=torch.full((rows,), 0.9, device=DEVICE),
-            top_k_M=torch.full((rows,), 5000, device=DEVICE),
-            min_p_M=torch.full((rows,), 1e-6, device=DEVICE),
-            is_entropy_M=torch.full((rows,), is_entropy, device=DEVICE),
-            is_greedy_M=torch.zeros(rows, dtype=torch.bool, device=DEVICE),
-        )
-        return sampler.kept_probabilities(logits, choice)
 
-    assert_alone_equals_in_company(probabilities, (row,), (others,))
+        def all_lanes(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((rows,), value, dtype=dtype, device=DEVICE)
+
+        choice = sampler.Choice(
+            temperature_M=all_lanes(0.8),
+            top_p_M=all_lanes(0.9),
+            top_k_M=all_lanes(5000, torch.int64),
+            min_p_M=all_lanes(1e-6),
+            is_entropy_M=all_lanes(is_entropy, torch.bool),
+            is_greedy_M=all_lanes(False, torch.bool),
+        )
+        pick = torch.tensor([3, 60, 17], device=DEVICE).expand(rows, -1).contiguous()
+        position = torch.arange(PAGE, device=DEVICE).expand(rows, -1).contiguous()
+        is_commit = torch.ones_like(pick, dtype=torch.bool)
+        found = choose(
+            logits, position, pick, is_commit, lanes_of(rows, vocab_size), choice, seed_N, torch.zeros_like(seed_N)
+        )
+        tops = sampler.top_logprobs(logits, pick, vocab_size, 5, found.target_logit_RK, found.logprob_RK)
+        return found.token_RK, found.target_logit_RK, found.logprob_RK, *tops
+
+    assert_alone_equals_in_company(chosen, (row, seed), (others, seeds))
 
 
 def test_what_steering_adds_does_not_depend_on_the_batch() -> None:
@@ -192,7 +218,8 @@ CONFIG = ModelConfig(
     n_head=4,
     n_embd=128,
     n_kv_heads=2,
-    block_size=512,
+    # Two lengths of page table, and rows that attention cuts into splits.
+    block_size=2048,
     mlp_ratio=2,
     concept=ConceptConfig(
         n_concepts=50,
@@ -223,19 +250,38 @@ def model() -> SteerlingModel:
 
 
 def test_every_linear_map_is_replaced_and_weights_stay_shared(model: SteerlingModel) -> None:
-    changed = copy.deepcopy(model)
-    make_batch_invariant(changed)
+    changed = make_batch_invariant(model)
     assert not [name for name, module in changed.named_modules() if type(module) is nn.Linear]
     assert changed.transformer.lm_head.weight is changed.transformer.embedding.weight
+    assert [id(ours) for ours in changed.parameters()] == [id(theirs) for theirs in model.parameters()]
+    assert type(model.transformer.lm_head) is nn.Linear and model.known_head.product is plain_product
     ids = torch.randint(0, VOCAB - 3, (2, 128), device=DEVICE)
     before, after = (m.transformer.logits(m.hidden_dense(ids)).float() for m in (model, changed))
     assert (after - before).norm() < 0.03 * before.norm()
 
 
+PROMPT_LENGTHS = (0, 1, 64, 65, 130, 200, 1100, 128)
+KINDS: list[dict[str, Any]] = [
+    {"num_logprobs": 3},
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.9, "min_p": 1e-4},
+    {"top_k": 40, "tokens_per_step": 3},
+    {"policy": "lossless"},
+    {"policy": "threshold", "threshold": 0.3},
+    {"policy": "factor"},
+    {"policy": "entropy_bound", "num_logprobs": 20},
+]
+
+
+def test_the_longest_request_is_cut_into_splits() -> None:
+    """Otherwise the tests below would leave out that part of attention."""
+    assert (max(PROMPT_LENGTHS) + 70) // PAGE > PAGES_PER_SPLIT
+
+
 def requests() -> list[GenerateRequest]:
-    """Sampled and greedy, steered and not, one prompt the prefix of another."""
+    """16 of every kind of sampling, policy and steering, some prompts prefixes of others."""
     generator = torch.Generator().manual_seed(3)
-    prompt = torch.randint(0, VOCAB - 3, (200,), generator=generator).tolist()
+    prompt = torch.randint(0, VOCAB - 3, (max(PROMPT_LENGTHS),), generator=generator).tolist()
     steered = SteeringParams(
         interventions=(
             Intervention(concept_ids=(3, 9), strength=2.0, schedule="hard_cutoff", cutoff_tokens=20),
@@ -244,54 +290,78 @@ def requests() -> list[GenerateRequest]:
         ),
         suppress=(Suppression(concept_id=5, strength=0.5),),
     )
-    kinds = [
-        SamplingParams(seed=1, num_logprobs=3),
-        SamplingParams(temperature=0.0),
-        SamplingParams(seed=2, temperature=1.0, top_p=0.9, min_p=1e-4),
-        SamplingParams(seed=3, top_k=40, tokens_per_step=3),
-    ]
     return [
         GenerateRequest(
-            prompt_token_ids=tuple(prompt[:length]),
+            prompt_token_ids=tuple(prompt[: PROMPT_LENGTHS[(index + index // 8) % 8]]),
             max_tokens=70,
-            sampling=kinds[index % len(kinds)],
+            sampling=SamplingParams(seed=index, **KINDS[index % 8]),
             steering=steered if index % 2 else None,
-            attribution=AttributionParams(),
+            attribution=AttributionParams(top_k=None if index % 3 else 4),
         )
-        for index, length in enumerate((0, 1, 64, 65, 130, 200, 64, 128))
+        for index in range(16)
     ]
 
 
 @pytest.fixture(scope="module")
 def alone(model: SteerlingModel) -> list[Output]:
-    """Each request in an engine of its own."""
-    return [serve(model, [request])[0] for request in requests()]
+    """Each request in an engine of its own, plainly: no drafts, nothing shared, one pass after another."""
+    plain = {"draft_row_limit": 0, "share_prefixes": False, "async_scheduling": False, "use_graphs": False}
+    return [serve(model, [request], **plain)[0] for request in requests()]
 
 
 def serve(model: SteerlingModel, asked: list[GenerateRequest], **settings: object) -> list[Output]:
-    values = {"num_pages": 96, "max_rows": 16, "deterministic": True, "use_graphs": False, **settings}
-    engine = Engine(copy.deepcopy(model), EngineConfig(**values))  # type: ignore[arg-type]
+    values = {"num_pages": 256, "max_rows": 16, "deterministic": True, **settings}
+    engine = Engine(model, EngineConfig(**values))  # type: ignore[arg-type]
     outputs = engine.generate(asked)
     engine.check_integrity()
     return outputs
+
+
+def assert_equal_to_alone(alone: list[Output], together: list[Output]) -> None:
+    """With ==, so to the last bit of every float, contributions of concepts too."""
+    for index, (ours, theirs) in enumerate(zip(alone, together, strict=True)):
+        assert theirs.token_ids == ours.token_ids, f"request {index}"
+        for one, other in zip(ours.commits, theirs.commits, strict=True):
+            assert other == one, f"request {index}"
+
+
+@pytest.mark.parametrize("first", [0, 6])
+@pytest.mark.parametrize("num_requests", [1, 2, 3, 8])
+def test_a_request_is_bit_equal_alone_and_in_a_batch(
+    model: SteerlingModel, alone: list[Output], num_requests: int, first: int
+) -> None:
+    batch = slice(first, first + num_requests)
+    assert_equal_to_alone(alone[batch], serve(model, requests()[batch]))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"use_graphs": True},
+        {"use_graphs": False},
         {"max_prefill_rows": 1},
         {"share_prefixes": False},
-        {"num_pages": 12},
+        {"num_pages": 24},
         {"max_rows": 3},
+        {"async_scheduling": False},
+        {"draft_row_limit": 0},
+        {"draft_row_limit": 16},
+        {"explain_interval_s": 0.0},
+        {"explain_interval_s": 1000.0},
+        {"batching": "lockstep"},
     ],
     ids=str,
 )
-def test_commits_and_explanations_are_bit_equal_alone_and_in_company(
+def test_sixteen_requests_are_bit_equal_alone_and_together(
     model: SteerlingModel, alone: list[Output], settings: dict[str, object]
 ) -> None:
-    """Batch, graphs, chunks of a prompt, prefix hits, and preemption for want of pages."""
-    for ours, theirs in zip(alone, serve(model, requests(), **settings), strict=True):
-        assert theirs.token_ids == ours.token_ids
-        assert theirs.commits == ours.commits
+    """Graphs, chunks of a prompt, prefix hits, preemption for want of pages, drafts, and when what is explained."""
+    assert_equal_to_alone(alone, serve(model, requests(), **settings))
+
+
+def test_without_the_option_company_shows_in_the_last_bits(model: SteerlingModel) -> None:
+    """Otherwise the tests above would say nothing."""
+    asked = requests()[:8]
+    single = [serve(model, [request], deterministic=False)[0] for request in asked]
+    together = serve(model, asked, deterministic=False)
+    assert any(ours.commits != theirs.commits for ours, theirs in zip(single, together, strict=True))

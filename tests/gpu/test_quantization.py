@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
+import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +16,28 @@ pytest.importorskip("torchao", reason="an option's package")
 
 from torchao import quantization as torchao
 
-from engine.config import ConceptConfig, ModelConfig
+from engine import (
+    AttributionParams,
+    ConceptConfig,
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    Intervention,
+    ModelConfig,
+    Output,
+    SamplingParams,
+    SteeringParams,
+    Suppression,
+)
 from engine.model.kernels.float8 import quantize_rows, swiglu_rows
 from engine.model.kernels.matmul import Plan, Tile, matmul, matmul_slow
 from engine.model.quantization import Float8Linear, check_float8, quantize
 from engine.model.steerling import SteerlingModel
+from engine.model.weights import load_model
+from engine.runner.memory import module_bytes
 
 DEVICE = torch.device("cuda")
+DEMO = Path(__file__).resolve().parents[2] / "demo_model" / "steerling-demo"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -128,20 +145,89 @@ def test_a_model_in_float8_stays_close_and_is_half_as_large(weight_sharing: bool
     assert (after.argmax(dim=-1) == before.argmax(dim=-1)).float().mean() > 0.8
 
 
-def test_the_engine_serves_fp8_and_names_it() -> None:
-    """Through the door: every position is committed, and attribution still sums to the target logit."""
-    from engine import AttributionParams, Engine, EngineConfig, GenerateRequest, SamplingParams
+@pytest.fixture(scope="module")
+def plain_model() -> SteerlingModel:
+    """The demo checkpoint in bfloat16."""
+    return load_model(DEMO, device=DEVICE, dtype=torch.bfloat16)
 
-    engine = Engine.from_checkpoint(
-        "demo_model/steerling-demo", EngineConfig(device="cuda", dtype="fp8", num_pages=64, max_rows=4)
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """Loaded with the option, with graphs."""
+    return Engine.from_checkpoint(DEMO, EngineConfig(device="cuda", dtype="fp8", num_pages=128, max_rows=6))
+
+
+def requests() -> list[GenerateRequest]:
+    """Every phase of a block, steered and not, sampled and greedy."""
+    steering = SteeringParams(
+        interventions=(Intervention(concept_ids=(3, 9), strength=2.0),),
+        suppress=(Suppression(concept_id=5, strength=0.5),),
     )
-    assert isinstance(engine.runner.model.transformer.lm_head, Float8Linear)
-    request = GenerateRequest(
-        prompt_token_ids=(5, 6, 7), max_tokens=30, sampling=SamplingParams(seed=1), attribution=AttributionParams()
-    )
-    for output in engine.generate([request, dataclasses.replace(request, max_tokens=70)]):
+    return [
+        GenerateRequest(
+            prompt_token_ids=[300 + (7 * index + j) % 5000 for j in range(37 * index)],
+            max_tokens=30 + 40 * (index % 2),
+            sampling=SamplingParams(seed=index, num_logprobs=2, temperature=0.0 if index % 3 == 0 else None),
+            steering=steering if index % 2 else None,
+            attribution=AttributionParams(),
+        )
+        for index in range(6)
+    ]
+
+
+def assert_sound(outputs: list[Output]) -> None:
+    """Positions are committed once, all of them unless a text ends; numbers are finite, attributions sum to logits."""
+    for request, output in zip(requests(), outputs, strict=True):
+        start = output.num_prompt_tokens
+        positions = [commit.position for commit in output.commits]
+        assert positions and len(set(positions)) == len(positions)
+        if output.finish_reason == "length":
+            assert sorted(positions) == list(range(start, start + request.max_tokens))
         for commit in output.commits:
             parts = commit.attribution
             assert parts is not None
+            numbers = (commit.confidence, commit.target_logit, commit.logprob, parts.epsilon)
+            assert all(map(math.isfinite, numbers))
             total = parts.known_total + parts.discovered_total + parts.epsilon
             assert total == pytest.approx(commit.target_logit, abs=1e-3)
+
+
+def test_the_engine_serves_fp8_from_graphs(engine: Engine) -> None:
+    assert isinstance(engine.runner.model.transformer.lm_head, Float8Linear)
+    assert_sound(engine.generate(requests()))
+    engine.check_integrity()
+
+
+def test_graphs_change_nothing_of_fp8(engine: Engine) -> None:
+    """A captured product makes its scales anew in every pass. Within one block all products have one size."""
+    options = EngineConfig(device="cuda", dtype="fp8", num_pages=64, max_rows=6, use_graphs=False)
+    request = GenerateRequest(prompt_token_ids=list(range(300, 320)), max_tokens=40, sampling=SamplingParams(seed=1))
+    (plain,) = Engine.from_checkpoint(DEMO, options).generate([request])
+    (graphed,) = engine.generate([request])
+    assert graphed.commits == plain.commits
+
+
+def test_a_ready_bfloat16_model_is_quantised_and_its_memory_given_back(plain_model: SteerlingModel) -> None:
+    model = copy.deepcopy(plain_model)
+    before = module_bytes(model)
+    num_layers = sum(m.weight.numel() for m in model.transformer.layers.modules() if isinstance(m, nn.Linear))
+    options = EngineConfig(device="cuda", dtype="fp8", num_pages=64, max_rows=6)
+    made = Engine(model, options)
+    head = model.transformer.lm_head
+    assert isinstance(head, Float8Linear) and made.runner.dtype == torch.bfloat16
+    scales = 4 * sum(m.out_features for m in model.modules() if isinstance(m, Float8Linear))
+    assert made.runner.memory.weights == before - num_layers + head.in_features * head.out_features + scales
+    assert_sound(made.generate(requests()))
+
+
+def test_float8_s_error_in_logits_of_the_demo_checkpoint_is_a_few_percent(
+    engine: Engine, plain_model: SteerlingModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = torch.randint(300, 5000, (4, 256), generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    plain, ours = (m.transformer.logits(m.hidden_dense(ids)).float() for m in (plain_model, engine.runner.model))
+    error = float((ours - plain).norm() / plain.norm())
+    same = float((ours.argmax(dim=-1) == plain.argmax(dim=-1)).float().mean())
+    with capsys.disabled():
+        print(f"\nfp8 against bfloat16: logits off by {error:.4f} of their norm, the same likeliest token {same:.4f}")
+    assert 0.005 < error < 0.1
+    assert same > 0.8

@@ -38,6 +38,8 @@ def test_explanations_equal_the_package_and_the_residual_vector(pair):
         if expected.epsilon_by_vector is not None:
             assert float(found.epsilon_M[row]) == pytest.approx(expected.epsilon_by_vector, abs=TOLERANCE)
     assert (found.known.contributions_MK.abs().diff(dim=-1) <= 0).all()
+    for head in (found.known, found.discovered):
+        torch.testing.assert_close(head.total_M, head.contributions_MK.sum(dim=-1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("steering", [None, SteeringConfig.injection(3, 6.0, inject_layer=1)])

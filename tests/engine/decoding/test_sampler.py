@@ -20,6 +20,7 @@ from engine.decoding.sampler import (
     entropy_temperature,
     kept_probabilities,
     presence,
+    top_logprobs,
 )
 from engine.request import SamplingParams
 from tests import reference
@@ -128,6 +129,37 @@ def test_adjusting_applies_offset_penalty_and_bans_in_this_order():
     # The bias moved the first below and the second above zero before the penalty looked at the sign.
     assert adjusted[0, 0].tolist() == [-2.0, 1.0, 1.5, -math.inf, -math.inf]
     assert raw[0, 0].tolist() == [1.0, -1.0, 3.0, 0.5, 2.0]
+
+
+def test_top_logprobs_are_the_raw_distribution_s_and_ties_go_to_the_lowest_id():
+    """They come from the pick's own numbers, not from another sum over the vocabulary."""
+    generator = torch.Generator().manual_seed(6)
+    logits_RCW = (2 * torch.randn(2, 4, VOCAB + 8, generator=generator)).round().bfloat16()
+    # What lies past the vocabulary does not count.
+    logits_RCW[..., VOCAB:] = 100.0
+    pick_RK = torch.tensor([[3, 0], [2, 1]])
+    raw_RKV = logits_RCW[torch.arange(2)[:, None], pick_RK, :VOCAB].float()
+    expected_RKV = raw_RKV.log_softmax(dim=-1)
+    token_RK1 = torch.tensor([[[5], [11]], [[0], [39]]])
+    target_RK, logprob_RK = (values.gather(2, token_RK1)[..., 0] for values in (raw_RKV, expected_RKV))
+    ids, values = top_logprobs(logits_RCW, pick_RK, VOCAB, 20, target_RK.double(), logprob_RK.double())
+    assert values.dtype == torch.float32
+    for ids_T, values_T, expected_V in zip(
+        ids.flatten(0, 1), values.flatten(0, 1), expected_RKV.flatten(0, 1), strict=True
+    ):
+        ranked = sorted(range(VOCAB), key=lambda token, row=expected_V: (-round(float(row[token]), 3), token))
+        assert ids_T.tolist() == ranked[:20]
+        torch.testing.assert_close(values_T, expected_V[ids_T], atol=1e-5, rtol=0)
+
+
+def test_a_pick_s_own_token_has_its_logprob_among_the_top_ones():
+    logits_RCW = logits_of(7, 3)[None]
+    pick_RK = torch.tensor([[1]])
+    raw_V = logits_RCW[0, 1]
+    token = int(raw_V.argmax())
+    logprob = raw_V.log_softmax(dim=-1)[token]
+    ids, values = top_logprobs(logits_RCW, pick_RK, VOCAB, 1, raw_V[token].view(1, 1), logprob.view(1, 1))
+    assert (int(ids), float(values)) == (token, float(logprob))
 
 
 def test_presence_marks_what_occurs_in_each_sequence():

@@ -9,6 +9,7 @@ from steerling.configs import SteeringConfig
 from engine.decoding.steering import (
     NO_CUTOFF,
     added_by_layer,
+    added_by_layer_slow,
     inject,
     plan_steering,
     resolve_intervention,
@@ -136,6 +137,32 @@ class TestAddedByLayer:
             3,
         )
         assert not added_LRD[:, 0].any() and added_LRD[2, 1].all()
+
+
+def test_what_is_added_is_a_product_of_who_acts_and_the_vectors():
+    generator = torch.Generator().manual_seed(2)
+    vector_RGD = torch.randn(5, 8, 24, generator=generator)
+    layer_RG = torch.randint(1, 8, (5, 8), generator=generator)
+    cutoff_RG = torch.randint(0, 9, (5, 8), generator=generator)
+    committed_R = torch.arange(5)
+    acts_RLG = (committed_R[:, None] < cutoff_RG)[:, None] & (layer_RG[:, None] <= torch.arange(1, 7)[:, None])
+    product_LRD = (acts_RLG.float() @ vector_RGD).transpose(0, 1)
+    added_LRD = added_by_layer(vector_RGD, layer_RG, cutoff_RG, committed_R, 6)
+    assert added_LRD.is_contiguous()
+    torch.testing.assert_close(added_LRD, product_LRD, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_a_row_s_sums_are_bit_equal_alone_and_in_company(row):
+    """A batched product chose another order of its sums for another number of rows."""
+    generator = torch.Generator().manual_seed(3)
+    vector_RGD = torch.randn(4, 8, 24, generator=generator)
+    layer_RG = torch.randint(1, 8, (4, 8), generator=generator)
+    cutoff_RG, committed_R = torch.full((4, 8), 9), torch.arange(4)
+    together = added_by_layer_slow(vector_RGD, layer_RG, cutoff_RG, committed_R, 6)
+    one = slice(row, row + 1)
+    alone = added_by_layer_slow(vector_RGD[one], layer_RG[one], cutoff_RG[one], committed_R[one], 6)
+    assert torch.equal(alone, together[:, one])
 
 
 def test_only_masked_positions_are_steered():

@@ -57,6 +57,25 @@ def test_logits_and_embeddings_equal_the_package(use_attention, rank):
 
 
 @pytest.mark.parametrize(("use_attention", "rank"), FORMS)
+def test_a_head_multiplies_in_the_way_it_is_told(use_attention, rank):
+    """All that depends on how many hidden states come at once, save its linear maps, goes through `product`."""
+    head = heads(use_attention, rank)[0]
+    vectors, ids = hidden().flip(0), torch.arange(CONCEPTS).expand(6, -1)
+    expected = head.logits(hidden()), head.alignments(ids, vectors)
+    shapes = []
+
+    def double(x_MQ, table_NQ):
+        shapes.append((len(x_MQ), len(table_NQ)))
+        return (x_MQ.double() @ table_NQ.double().T).float()
+
+    head.product = double
+    for ours, theirs in zip((head.logits(hidden()), head.alignments(ids, vectors)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    through_basis = [(6, rank)] if rank else []
+    assert shapes == [*(through_basis if use_attention else []), (6, CONCEPTS), *through_basis]
+
+
+@pytest.mark.parametrize(("use_attention", "rank"), FORMS)
 @pytest.mark.parametrize("slice_size", [1, 7, 16, 4096])
 @pytest.mark.parametrize("k", [1, 5, CONCEPTS, CONCEPTS + 9])
 def test_top_k_equals_sorting_everything_whatever_the_slice(use_attention, rank, slice_size, k):

@@ -10,8 +10,10 @@ from torch import nn
 
 from engine.config import ConceptConfig, ModelConfig
 from engine.errors import InvalidConfig
-from engine.model.quantization import Float8Linear, quantize
+from engine.model.batch_invariant import make_batch_invariant
+from engine.model.quantization import Float8Linear, is_quantized, quantize
 from engine.model.steerling import SteerlingModel
+from engine.runner.memory import module_bytes
 
 pytest.importorskip("torchao", reason="an option's package")
 
@@ -86,6 +88,35 @@ def test_steering_and_attribution_read_the_same_rows_of_lm_head_as_before(weight
     assert torch.equal(model.transformer.token_vectors_VD, before)
     is_shared = model.transformer.lm_head.weight is model.transformer.embedding.weight
     assert is_shared == weight_sharing
+
+
+def test_the_memory_plan_counts_values_and_scales_and_not_what_they_stand_for():
+    """A quantised weight says that it is as large as before, and all of them that they lie at address 0."""
+    model = make_model()
+    before = module_bytes(model)
+    quantize(model)
+    replaced = [m for m in model.modules() if isinstance(m, Float8Linear)]
+    layers = [m for m in replaced if m is not model.transformer.lm_head]
+    saved = sum(m.values_NK.numel() for m in layers) - model.transformer.lm_head.values_NK.numel()
+    scales = 4 * sum(m.out_features for m in replaced)
+    assert module_bytes(model) == before - saved + scales
+
+
+def test_a_model_that_is_quantised_already_stays_as_it_is():
+    model = make_model()
+    assert not is_quantized(model)
+    quantize(model)
+    assert is_quantized(model)
+    held = list(model.modules())
+    quantize(model)
+    assert all(ours is theirs for ours, theirs in zip(model.modules(), held, strict=True))
+
+
+def test_a_quantised_model_is_not_made_deterministic():
+    model = make_model()
+    quantize(model)
+    with pytest.raises(InvalidConfig, match=r"deterministic is true and the model's weights are float8.*bfloat16"):
+        make_batch_invariant(model)
 
 
 def test_rows_of_zeros_give_zeros():
