@@ -15,7 +15,7 @@ from engine import AsyncEngine, EngineConfig, Event, Finished, GenerateRequest, 
 
 from .checkpoint import locate
 from .streaming import coalesce
-from .telemetry import ServeRecorder
+from .telemetry import ServeRecorder, show_engine_log
 
 EngineFactory = Callable[..., AsyncEngine]
 """Makes an engine as `AsyncEngine.from_checkpoint` does."""
@@ -37,6 +37,7 @@ class EngineServer:
         recorder_factory: Callable[[], Recorder] = ServeRecorder,
     ) -> None:
         """Raises CheckpointError or InvalidConfig, which ends the replica with the reason in its log."""
+        show_engine_log()
         folder = locate(model, revision, with_weights=True)
         self._coalesce_interval_s = coalesce_interval_s
         self._engine = engine_factory(folder, engine_config or EngineConfig(), recorder=recorder_factory())

@@ -222,10 +222,12 @@ class DiffusionSpec(_StrictObject):
     """How blocks are filled."""
 
     policy: Policy = "confidence"
-    """Which positions a denoising step commits. `confidence`: the `tokens_per_step` most confident. The others commit,
-    most confident first, as many as their own parameter allows, at least one."""
+    """Which positions a denoising step commits. `confidence`: the `tokens_per_step` most confident. `lossless`: what
+    `confidence` commits one at a time, in fewer forward passes where few requests run. The others commit, most
+    confident first, as many as their own parameter allows, at least one."""
     tokens_per_step: int | None = Field(default=None, ge=1)
-    """Most tokens committed in a denoising step. Absent: 1 for `confidence`, the best quality; no limit for others."""
+    """Most tokens committed in a denoising step. Absent: 1 for `confidence`, the best quality; always 1 for `lossless`;
+    no limit for others."""
     threshold: float | None = Field(default=None, gt=0, le=1)
     """Of `threshold`: commit what is more confident than this. Absent: 0.9."""
     factor: float | None = Field(default=None, ge=0, le=MAX_POLICY_PARAMETER)

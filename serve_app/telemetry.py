@@ -1,4 +1,7 @@
-"""The engine's measurements as Ray Serve metrics: one table says what exists, and nothing else is exported."""
+"""The engine's measurements as Ray Serve metrics: one table says what exists, and nothing else is exported.
+
+Also what brings the engine's log into that of the replica.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,15 @@ METRICS: dict[str, Metric] = {
     "aborts": Metric(kind="counter", description="Requests that were cancelled.", unit="requests"),
 }
 PREFIX = "glassblock_"
+
+
+def show_engine_log() -> None:
+    """Have what the engine logs, its memory table above all, appear in the replica's log. Only inside a replica."""
+    # Serve sets up its own logger and no other, so that everybody else's messages below a warning are lost.
+    engine_log = logging.getLogger("engine")
+    engine_log.setLevel(logging.INFO)
+    for handler in logger.handlers:
+        engine_log.addHandler(handler)
 
 
 class ServeRecorder:

@@ -74,6 +74,8 @@ async def test_a_plain_answer_has_the_shape_of_openais(server):
             {"policy": "entropy_bound", "entropy_bound": 0, "tokens_per_step": 5},
             {"policy": "entropy_bound", "entropy_bound": 0.0, "tokens_per_step": 5},
         ),
+        ({"policy": "lossless"}, {"policy": "lossless", "tokens_per_step": 1}),
+        ({"policy": "lossless", "tokens_per_step": 1}, {"policy": "lossless", "tokens_per_step": 1}),
     ],
 )
 async def test_the_answer_says_which_policy_ran_with_what(server, diffusion, told):

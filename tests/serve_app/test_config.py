@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from engine import EngineConfig
 from serve_app.app import build_app
 from serve_app.config import DEMO_CHECKPOINT, AppConfig, local_cluster_environment
 
@@ -29,6 +31,61 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_wrong_key_or_value_is_an_error_that_names_it(args, named):
     with pytest.raises(ValidationError, match=named.replace(".", r"\.")):
         AppConfig.model_validate(args)
+
+
+ENGINE = EngineConfig(
+    device="cuda:1",
+    dtype="bfloat16",
+    deterministic=True,
+    num_pages=77,
+    gpu_memory_fraction=0.5,
+    max_rows=12,
+    max_prefill_rows=3,
+    max_lanes=9,
+    max_waiting=5,
+    share_prefixes=False,
+    batching="lockstep",
+    draft_row_limit=8,
+    async_scheduling=False,
+    use_graphs=False,
+    compile_cache_dir="/var/kernels",
+    profile_dir="/var/traces",
+    profile_steps=4,
+    profile_after=2,
+    explain_interval_s=0.25,
+)
+"""Every option with a value that is not its default's."""
+
+
+def test_every_engine_option_of_a_deploy_file_reaches_the_engine():
+    same = [field.name for field in fields(EngineConfig) if getattr(ENGINE, field.name) == field.default]
+    assert not same, "set here what the engine has learned since"
+    args = yaml.safe_load(yaml.safe_dump({"engine": asdict(ENGINE)}))
+    engine_server = build_app(AppConfig.model_validate(args))._bound_deployment.init_args[0]._bound_deployment
+    assert engine_server.init_kwargs["engine_config"] == ENGINE
+
+
+def test_null_leaves_an_engine_option_to_the_engine():
+    args = yaml.safe_load("{engine: {num_pages: null, async_scheduling: null, compile_cache_dir: null}}")
+    assert AppConfig.model_validate(args).engine == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"batching": "lock-step"}, "batching"),
+        ({"gpu_memory_fraction": 90}, "gpu_memory_fraction is 90"),
+        ({"draft_row_limit": -1}, "draft_row_limit is -1"),
+        ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"dtype": "fp8", "deterministic": True}, "use dtype bfloat16"),
+        ({"deterministic": "sometimes"}, "engine.deterministic"),
+        ({"compile_cache_dir": 3}, "engine.compile_cache_dir"),
+    ],
+    ids=str,
+)
+def test_a_wrong_engine_option_is_refused_before_anything_starts(engine, message):
+    with pytest.raises(ValidationError, match=message.replace(".", r"\.")):
+        AppConfig.model_validate({"engine": engine})
 
 
 def test_the_default_is_the_demo_model_beside_the_package():
