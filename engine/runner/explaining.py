@@ -1,6 +1,6 @@
 """Explanations that the device has been asked for: which concepts drove some committed tokens.
 
-Shapes: M commits, K concepts handed out of a head.
+Shapes: M commits, K concepts of a head, F fields of a packed explanation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from ..output import ConceptContribution, TokenAttribution
 from .lanes import Lanes
 from .transfer import HostCopy, to_device
 
-_EXPLAINED_AT_ONCE = 256
-"""Commits, each of which gathers an embedding for every concept it reports: a bound on memory."""
+_GRAPH_SIZES = (8, 64, 256)
+"""Commits that are explained at once. Each gathers an embedding for every concept it reports, so the last is a bound on
+memory, with and without graphs."""
+_MOST_IN_GRAPH = 1024
+"""Concepts that a commit reports. A graph copies all of them to the host; checkpoints that report more go without."""
 _EXPLAINED_ALWAYS = 64
 """Commits, repeated ones where there are fewer, if results must not depend on their number."""
 
@@ -33,60 +36,125 @@ class KeptCommit:
     target_logit: float
 
 
-class ExplanationInFlight:
-    """Attributions on their way to the host.
+class Explainer:
+    """Explains commits from their kept hidden states, many at a time."""
 
-    The kept hidden states are taken before any pass that is launched later can overwrite them.
-    """
-
-    def __init__(
-        self,
-        model: SteerlingModel,
-        lanes: Lanes,
-        kept: list[KeptCommit],
-        top_k: list[int | None],
-        *,
-        is_deterministic: bool = False,
-    ) -> None:
-        """`top_k[i]`: how many concepts a head returns for commit i; None: all that it reports.
-
-        `is_deterministic`: the device computes with tensors of one size, so that a library has no choice of kernels.
+    def __init__(self, model: SteerlingModel, lanes: Lanes, *, uses_graphs: bool, is_deterministic: bool) -> None:
+        """`uses_graphs`: capture what is done for some numbers of commits; eagerly, some hundred small kernels would
+        keep the device waiting for the host. `is_deterministic`: the device computes with tensors of one size, so that
+        a library has no choice of kernels.
         """
-        self._top_k = top_k
-        self._parts: list[tuple[HostCopy, int]] = []
-        at_once = _EXPLAINED_ALWAYS if is_deterministic else _EXPLAINED_AT_ONCE
-        for start in range(0, len(kept), at_once):
-            part = slice(start, start + at_once)
-            asked = kept[part]
-            num_more = at_once - len(asked) if is_deterministic else 0
-            explanation = _explain(model, lanes, asked + asked[:1] * num_more)
-            # Most requests want a few concepts of some hundred: the others never leave the device.
+        self._model = model
+        self._lanes = lanes
+        sizes = (_EXPLAINED_ALWAYS,) if is_deterministic else _GRAPH_SIZES
+        self._at_once = sizes[-1]
+        self._is_padded = is_deterministic
+        self._graphs: dict[int, _Captured] = {}
+        concept = model.config.concept
+        self._num_known = concept.num_reported_known
+        if uses_graphs and concept.num_reported_known + concept.num_reported_discovered <= _MOST_IN_GRAPH:
+            self._graphs = {size: self._capture(size) for size in sizes}
+        elif lanes.device.type == "cuda":
+            # Whatever explaining compiles or loads is there before the first request.
+            self.explain([KeptCommit(lanes.idle_lane, 0, 0, 0.0)], [None]).read()
+
+    @torch.no_grad()
+    def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> ExplanationInFlight:
+        """Have commits explained, and do not wait for it; `top_k[i]` cuts what is returned for commit i, None nothing.
+
+        The kept hidden states are taken before any pass that is launched later can overwrite them.
+        """
+        parts = []
+        for start in range(0, len(kept), self._at_once):
+            part = slice(start, start + self._at_once)
+            # Most requests want a few concepts of some hundred: the others are not looked at.
             most = None if None in top_k[part] else max(k for k in top_k[part] if k is not None)
-            packed, num_known = _pack(explanation, most)
-            self._parts.append((HostCopy(packed[: len(asked)]), num_known))
+            packed, num_known = self._run(kept[part], most)
+            parts.append(_Part(HostCopy(packed[: len(kept[part])]), num_known, most, top_k[part]))
+        return ExplanationInFlight(parts)
+
+    def _run(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
+        if self._graphs:
+            size = next(size for size in self._graphs if size >= len(kept))
+            captured = self._graphs[size]
+            captured.inputs_M4.copy_(_pinned(kept, size), non_blocking=True)
+            captured.graph.replay()
+            return captured.packed_MF, self._num_known
+        size = self._at_once if self._is_padded else len(kept)
+        inputs_M4 = to_device(_numbers(kept, size), torch.float64, self._lanes.device)
+        return _pack(_explain(self._model, self._lanes, inputs_M4), most)
+
+    def _capture(self, size: int) -> _Captured:
+        nobody = [KeptCommit(self._lanes.idle_lane, 0, 0, 0.0)]
+        inputs_M4 = to_device(_numbers(nobody, size), torch.float64, self._lanes.device)
+
+        def work() -> Tensor:
+            return _pack(_explain(self._model, self._lanes, inputs_M4), None)[0]
+
+        stream = torch.cuda.Stream(self._lanes.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream), torch.no_grad():
+            packed_MF = work()
+        return _Captured(inputs_M4, packed_MF, graph)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """The explanation of one number of commits, over its own input."""
+
+    inputs_M4: Tensor
+    packed_MF: Tensor
+    graph: torch.cuda.CUDAGraph
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some commits' explanations on their way."""
+
+    packed: HostCopy
+    num_known: int
+    most: int | None
+    top_k: list[int | None]
+
+
+class ExplanationInFlight:
+    """Attributions on their way to the host."""
+
+    def __init__(self, parts: list[_Part]) -> None:
+        self._parts = parts
 
     def read(self) -> list[TokenAttribution]:
         """One attribution for each commit; waits until they are there."""
-        top_k = iter(self._top_k)
-        return [
-            _attribution(values, num_known, next(top_k))
-            for part, num_known in self._parts
-            for values in part.read().tolist()
-        ]
+        return [attribution for part in self._parts for attribution in _attributions(part)]
 
 
-def _explain(model: SteerlingModel, lanes: Lanes, kept: list[KeptCommit]) -> attribution.Explanation:
+def _numbers(kept: list[KeptCommit], size: int) -> list[list[float]]:
+    """What the device needs of each commit, the first one's again where there are fewer."""
+    values: list[list[float]] = [[c.lane, c.position, c.token_id, c.target_logit] for c in kept]
+    return values + values[:1] * (size - len(values))
+
+
+def _pinned(kept: list[KeptCommit], size: int) -> Tensor:
+    return torch.tensor(_numbers(kept, size), dtype=torch.float64).pin_memory()
+
+
+@torch.no_grad()
+def _explain(model: SteerlingModel, lanes: Lanes, inputs_M4: Tensor) -> attribution.Explanation:
     # One copy brings all: float64 holds ids and float32 logits exactly.
-    values = [[c.lane, c.position, c.token_id, c.target_logit] for c in kept]
-    lane_M, position_M, token_M, target_M = to_device(values, torch.float64, lanes.device).unbind(dim=1)
+    lane_M, position_M, token_M, target_M = inputs_M4.unbind(dim=1)
     hidden_MD = lanes.hidden_NCD[lane_M.long(), lanes.hidden_slot(position_M.long())]
     return attribution.explain(model, hidden_MD, token_M.long(), target_M.float())
 
 
 def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tensor, int]:
-    """[M, 3 + 3 K] in float32, which holds every concept id exactly, and how many of K are known concepts.
+    """packed_MF in float32, which holds every concept id exactly, and how many of the concepts are known ones.
 
-    Totals of both heads and the epsilon, then (id, weight, contribution) of each concept, known ones first.
+    Totals of both heads and the epsilon, then (id, weight, contribution) of each concept, known ones first, at most
+    `most` of a head.
     """
     heads = (explanation.known, explanation.discovered)
     concepts = [
@@ -98,15 +166,22 @@ def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tenso
     return torch.cat(parts, dim=-1), concepts[0].shape[1]
 
 
-def _attribution(values: list[float], num_known: int, most: int | None) -> TokenAttribution:
-    known_total, discovered_total, epsilon, *concepts = values
-    return TokenAttribution(
-        known=_contributions(concepts[: 3 * num_known], most),
-        discovered=_contributions(concepts[3 * num_known :], most),
-        known_total=known_total,
-        discovered_total=discovered_total,
-        epsilon=epsilon,
-    )
+def _attributions(part: _Part) -> list[TokenAttribution]:
+    packed_MF = part.packed.read()
+    known, discovered = packed_MF[:, 3 : 3 + 3 * part.num_known], packed_MF[:, 3 + 3 * part.num_known :]
+    if part.most is not None:
+        known, discovered = known[:, : 3 * part.most], discovered[:, : 3 * part.most]
+    rows = zip(packed_MF[:, :3].tolist(), known.tolist(), discovered.tolist(), part.top_k, strict=True)
+    return [
+        TokenAttribution(
+            known=_contributions(known_values, most),
+            discovered=_contributions(discovered_values, most),
+            known_total=known_total,
+            discovered_total=discovered_total,
+            epsilon=epsilon,
+        )
+        for (known_total, discovered_total, epsilon), known_values, discovered_values, most in rows
+    ]
 
 
 def _contributions(values: list[float], most: int | None) -> tuple[ConceptContribution, ...]:

@@ -23,7 +23,7 @@ from ..scheduling import PlannedRow
 from .backend import Backend, PlainBackend
 from .batch import Batch, RowTensors, make_batch, pack_rows
 from .device import HAS_TRITON, choose_device, keep_compiled_kernels
-from .explaining import ExplanationInFlight, KeptCommit
+from .explaining import Explainer, ExplanationInFlight, KeptCommit
 from .graphs import GraphedPasses
 from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages
 from .lanes import Lanes
@@ -53,7 +53,6 @@ class ModelRunner:
         keep_compiled_kernels(engine.compile_cache_dir)
         self._draft_row_limit = min(engine.draft_row_limit, engine.max_rows)
         self._side_stream = _side_stream(self.device)
-        self._is_deterministic = engine.deterministic
         try:
             num_drafts = self._draft_row_limit // 2
             self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype, num_drafts)
@@ -63,9 +62,12 @@ class ModelRunner:
             self._program = PassProgram(model, self.lanes, backend)
             before = reserved_bytes(self.device)
             self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
-            if self.device.type == "cuda":
-                # Whatever explaining compiles or loads is there before the first request.
-                self.explain([KeptCommit(self.lanes.idle_lane, 0, 0, 0.0)], [None]).read()
+            self._explainer = Explainer(
+                model,
+                self.lanes,
+                uses_graphs=self._graphs is not None,
+                is_deterministic=engine.deterministic,
+            )
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
@@ -119,13 +121,9 @@ class ModelRunner:
             )
         return PassInFlight(batch, decision, top_logprobs, stopwatch)
 
-    @torch.no_grad()
     def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> ExplanationInFlight:
-        """Have commits explained from their kept hidden states, and do not wait for it.
-
-        `top_k[i]` cuts what is returned for commit i.
-        """
-        return ExplanationInFlight(self.model, self.lanes, kept, top_k, is_deterministic=self._is_deterministic)
+        """Have commits explained; see `Explainer.explain`."""
+        return self._explainer.explain(kept, top_k)
 
     @contextmanager
     def beside_passes(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ class TestEvents:
     def test_how_many_are_explained_at_once_changes_nothing_in_them(self, make_engine, monkeypatch):
         asked = [request(attribution=AttributionParams(top_k=k), seed=0, tokens_per_step=BLOCK) for k in (None, 2)]
         whole = make_engine(EOT).generate(asked)
-        monkeypatch.setattr("engine.runner.explaining._EXPLAINED_AT_ONCE", 3)
+        monkeypatch.setattr("engine.runner.explaining._GRAPH_SIZES", (1, 3))
         for output, expected in zip(make_engine(EOT).generate(asked), whole, strict=True):
             for a, b in zip(output.commits, expected.commits, strict=True):
                 assert (a.token_id, len(a.attribution.known)) == (b.token_id, len(b.attribution.known))
