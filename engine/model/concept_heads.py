@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .ranking import ids_of_keys, ranking_keys
 
+_LOGITS_AT_ONCE = 2**23
+"""Logits of all states together that a slice may hold beyond its own size: 96 MiB with their sorting keys."""
 LOGIT_LIMIT = 15.0
 """Concept logits are clamped to plus or minus this, as in the reference."""
 
@@ -88,12 +90,12 @@ class ConceptHead(nn.Module):
     def top_k(self, hidden_MD: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k concepts with the largest logits: int64 ids_MK, float32 logits_MK, best first, ties to the lowest id.
 
-        Logits come `slice_size` at a time, so memory is M * (slice_size + 2 k).
+        Logits come `slice_size` at a time, or more where M is small, so memory is M * (slice_size + 2 k) or bounded.
         """
         k = min(k, self.num_concepts)
         query_MQ = self._query(hidden_MD)
         best_MK: Tensor | None = None
-        for concepts in self._slices():
+        for concepts in self._slices(hidden_MD.shape[0]):
             keys = ranking_keys(self._logits(query_MQ, concepts), concepts.start)
             if best_MK is not None:
                 keys = torch.cat((best_MK, keys), dim=-1)
@@ -126,7 +128,7 @@ class ConceptHead(nn.Module):
     def _all_features(self, hidden_MD: Tensor) -> Tensor:
         query_MQ, stored_NF = self._query(hidden_MD), self._stored.weight
         total_MF = torch.zeros(hidden_MD.shape[0], stored_NF.shape[1], device=hidden_MD.device)
-        for concepts in self._slices():
+        for concepts in self._slices(hidden_MD.shape[0]):
             total_MF = total_MF + self._logits(query_MQ, concepts).sigmoid() @ stored_NF[concepts].float()
         return total_MF if self.basis is None else total_MF @ self.basis.weight.float().T
 
@@ -141,9 +143,11 @@ class ConceptHead(nn.Module):
         """Embeddings of stored rows: [..., F] -> [..., D]."""
         return rows if self.basis is None else F.linear(rows, self.basis.weight)
 
-    def _slices(self) -> Iterator[slice]:
-        for start in range(0, self.num_concepts, self.slice_size):
-            yield slice(start, min(start + self.slice_size, self.num_concepts))
+    def _slices(self, num_states: int) -> Iterator[slice]:
+        # Each slice costs some ten kernels, which for a few states are all waiting and no work.
+        size = max(self.slice_size, _LOGITS_AT_ONCE // max(num_states, 1))
+        for start in range(0, self.num_concepts, size):
+            yield slice(start, min(start + size, self.num_concepts))
 
     def _query(self, hidden_MD: Tensor) -> Tensor:
         """What is compared with the rows of `_table`: query_MQ."""

@@ -31,6 +31,7 @@ def fp8(bench: Bench, section: Section) -> None:
 def deterministic(bench: Bench, section: Section) -> None:
     """Results that do not depend on the batch, over the fastest kernels."""
     bench.engine_config(deterministic=True)
+    bench.needs_gpu(section)
     default = _blocks(bench, section, bench.engine)
     _compare(bench, section, default, _blocks(bench, section, bench.make_engine(deterministic=True)))
 

@@ -89,11 +89,13 @@ def test_steps_never_make_the_host_wait_but_where_they_read_results(engine: Engi
 
 
 def test_a_request_that_arrives_waits_for_no_pass(engine: Engine) -> None:
-    """Its steering is resolved beside the passes in flight."""
-    engine.add_request(mixed_requests(1)[0])
-    engine.step()
-    with no_synchronisation():
-        engine.add_request(GenerateRequest(prompt_token_ids=[400], max_tokens=3))
+    """Its steering is resolved beside the passes in flight: here, beside a second of other work in their stream."""
+    torch.cuda._sleep(2 * 10**9)  # type: ignore[no-untyped-call]
+    passes = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    passes.record()
+    request_id = engine.add_request(mixed_requests(2)[1])
+    assert not passes.query(), "the host waited for the passes"
+    engine.abort(request_id)
     while engine.has_work:
         engine.step()
 

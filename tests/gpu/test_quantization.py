@@ -142,7 +142,11 @@ def test_a_model_in_float8_stays_close_and_is_half_as_large(weight_sharing: bool
     after = model.transformer.logits(model.hidden_dense(ids)).float()
     error = (after - before).norm() / before.norm()
     assert 0.005 < error < 0.15
-    assert (after.argmax(dim=-1) == before.argmax(dim=-1)).float().mean() > 0.8
+    is_same = after.argmax(dim=-1) == before.argmax(dim=-1)
+    best, second = before.topk(2, dim=-1).values.unbind(dim=-1)
+    # Random weights leave many positions undecided; where the lead is clear the rounding must not turn it.
+    is_clear = best - second > 8 * (after - before).std()
+    assert is_clear.any() and is_same[is_clear].all() and is_same.float().mean() > 0.5
 
 
 @pytest.fixture(scope="module")

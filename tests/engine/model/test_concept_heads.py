@@ -13,6 +13,12 @@ from engine.model.weights import public_name
 WIDTH, CONCEPTS = 24, 37
 
 
+@pytest.fixture(autouse=True, params=[0, 60], ids=["sliced", "joined slices"])
+def logits_at_once(request, monkeypatch):
+    """Few states share larger slices; here sometimes none, sometimes ten logits of each of six."""
+    monkeypatch.setattr("engine.model.concept_heads._LOGITS_AT_ONCE", request.param)
+
+
 def heads(use_attention, rank, slice_size=4096, seed=0):
     """The same random head, ours and the package's."""
     ours = ConceptHead(CONCEPTS, WIDTH, use_attention=use_attention, rank=rank, pad_multiple=16, slice_size=slice_size)
