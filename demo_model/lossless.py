@@ -72,7 +72,7 @@ def measure_lossless(model: SteerlingModel, requests: Sequence[GenerateRequest],
     ours = write("lossless")
     check_equal(ours, expected)
     passes = [output.num_forward_passes for output in ours]
-    counters = ("drafts", "drafts_position_right", "drafts_token_right", "drafts_accepted")
+    counters = ("drafts", "drafts_position_right", "drafts_token_right", "drafts_committed")
     drafts, at_position, with_token, accepted = (recorder.amounts[counter] for counter in counters)
     return {
         "sampler": sampler,

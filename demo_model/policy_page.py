@@ -85,7 +85,7 @@ stops if one commit differs from `confidence`'s. *Right position* and *draft's c
 
 A row more is nearly free only while a pass is bound by reading the weights, so drafts ride only in passes that have no
 more than `engine.draft_row_limit` rows (4) with them. In fuller ones `lossless` is `confidence`. The engine counts
-`drafts`, `drafts_position_right`, `drafts_token_right` and `drafts_accepted`, so their worth on another model can be
+`drafts`, `drafts_position_right`, `drafts_token_right` and `drafts_committed`, so their worth on another model can be
 read from its metrics.
 
 Equal means equal up to rounding: on a GPU one row more can change the last bits of a sum, as all company in a batch

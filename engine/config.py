@@ -330,7 +330,7 @@ class EngineConfig:
     """How one engine runs one checkpoint."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, or `auto`: cuda where there is one."""
+    """`cpu`, `cuda`, or `auto`: cuda where there is one. An engine runs on the first GPU that its process sees."""
     dtype: str = "auto"
     """`float32`, `bfloat16`, `fp8`, or `auto`: bfloat16 on cuda, float32 on cpu. fp8 is bfloat16 with float8 products
     in the layers and lm_head; it needs torchao and a GPU of compute capability 8.9 or more."""
@@ -343,7 +343,7 @@ class EngineConfig:
     """Share of the GPU's memory that weights, pages and lanes may take when num_pages is None. They take less where a
     pass of max_rows needs more than the rest."""
     max_rows: int = 32
-    """Rows in a pass: prefill, denoise and seal rows together."""
+    """Rows in a pass, of all kinds together."""
     max_prefill_rows: int | None = None
     """Of these, at most so many prefill rows, so that a long prompt does not delay others. None: max_rows."""
     max_lanes: int | None = None
@@ -357,7 +357,8 @@ class EngineConfig:
     each block, for comparison."""
     draft_row_limit: int = 4
     """The `lossless` policy adds draft rows only to passes that have no more rows than this with them: while the
-    device is bound by reading weights, a row more costs next to nothing. 0: no drafts."""
+    device is bound by reading weights, a row more costs next to nothing. 0: no drafts. Each two rows cost the memory of
+    a lane and a page; more than max_rows counts as max_rows."""
     async_scheduling: bool | None = None
     """Plan and launch the next pass while this one runs, and read results one pass late, so that the device never
     waits for the host. None: on a GPU."""
@@ -373,7 +374,8 @@ class EngineConfig:
     profile_after: int = 10
     """Steps before it begins."""
     explain_interval_s: float = 0.05
-    """Commits are explained at the latest this long after they are made, or when their block ends."""
+    """Explaining commits begins at the latest this long after they are read, or when their block ends; with async
+    scheduling they are handed out one step after that."""
 
     def __post_init__(self) -> None:
         _check_types(self)

@@ -61,6 +61,8 @@ class _Entry:
     sequence: Sequence
     seed: int
     steering: SteeringPlan
+    is_announced: bool = False
+    """Its Started event has been made."""
     commits: list[Commit] = field(default_factory=list)
     """Those that were handed out."""
     unexplained: list[tuple[Commit, KeptCommit]] = field(default_factory=list)
@@ -238,14 +240,15 @@ class Engine:
     def _step(self) -> list[Event]:
         is_launched = self._launch()
         is_ahead = is_launched and self._is_async
+        # What is asked for from here on stands behind the pass that has just been launched, and is read in the next
+        # step; what was asked for before stands behind the pass that is read now.
+        num_asked = len(self._explaining)
         while len(self._in_flight) > is_ahead:
             self._land()
-        if is_ahead:
-            # Those that were asked for in the last step, behind the pass that has just been read.
-            self._take_explanations()
+        self._take_explanations(num_asked)
         self._explain_due()
         if not is_ahead:
-            self._take_explanations()
+            self._take_explanations(len(self._explaining))
         self._record_state()
         return self._take_events()
 
@@ -331,15 +334,16 @@ class Engine:
         if not self.scheduler.has_work:
             return False
         plan = self.scheduler.plan()
-        self._take_in(plan)
-        if not plan.rows:
-            return False
         try:
-            launched = self.runner.launch(plan.rows, self._num_logprobs(plan))
+            self._take_in(plan)
+            if not plan.rows:
+                return False
+            self._in_flight.append((plan, self.runner.launch(plan.rows, self._num_logprobs(plan))))
         except BaseException:
-            self.scheduler.cancel(plan)
+            # How far the device came nobody knows: whoever was to run is written to a lane anew.
+            for sequence in [*(row.sequence for row in plan.rows), *(item.sequence for item in plan.admitted)]:
+                self.preempt(sequence.id)
             raise
-        self._in_flight.append((plan, launched))
         return True
 
     def _land(self) -> None:
@@ -362,7 +366,8 @@ class Engine:
             entry = self._entries[admission.sequence.id]
             sequence = entry.sequence
             self.runner.lanes.write(admission.lane, sequence, entry.request.sampling, entry.seed, entry.steering)
-            if sequence.num_preemptions == 0:
+            if not entry.is_announced:
+                entry.is_announced = True
                 self._events.append(
                     Started(
                         request_id=entry.id,
@@ -451,14 +456,14 @@ class Engine:
         for entry in waiting:
             entry.unexplained = []
 
-    def _take_explanations(self) -> None:
-        """Wait for the explanations that have been asked for."""
-        for explanation, late_commits in self._explaining:
+    def _take_explanations(self, number: int) -> None:
+        """Wait for the first explanations that have been asked for."""
+        taken, self._explaining = self._explaining[:number], self._explaining[number:]
+        for explanation, late_commits in taken:
             attributions = iter(explanation.read())
             for late in late_commits:
                 late.commits = [replace(commit, attribution=next(attributions)) for commit in late.commits]
                 late.is_explained = True
-        self._explaining = []
 
     def _take_events(self) -> list[Event]:
         """The events that are ready. What comes behind late commits of its request waits with them."""
@@ -494,7 +499,7 @@ class Engine:
             self._recorder.count("drafts")
             self._recorder.count("drafts_position_right", draft.is_position_right)
             self._recorder.count("drafts_token_right", draft.is_token_right)
-            self._recorder.count("drafts_accepted", draft.is_commit)
+            self._recorder.count("drafts_committed", draft.is_commit)
 
     def _record_state(self) -> None:
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.

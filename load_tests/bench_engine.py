@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=names, default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--checkpoint", type=Path, help="default: random weights of the 8B shape, or the demo on a CPU")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--rows", type=numbers, help="requests that run together")
     parser.add_argument("--contexts", type=numbers, help="keys that a row attends to")
     parser.add_argument("--clients", type=numbers, help="clients of the sections serve and memory")

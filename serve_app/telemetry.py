@@ -45,7 +45,7 @@ METRICS: dict[str, Metric] = {
         kind="counter", description="Drafts whose expected commit came at the expected position.", unit="rows"
     ),
     "drafts_token_right": Metric(kind="counter", description="Of these, with the expected token.", unit="rows"),
-    "drafts_accepted": Metric(kind="counter", description="Drafts whose own commit counted.", unit="rows"),
+    "drafts_committed": Metric(kind="counter", description="Drafts whose own commit counted.", unit="rows"),
     "pages_free": Metric(kind="gauge", description="Pages without content.", unit="pages"),
     "pages_cached": Metric(kind="gauge", description="Pages kept for prefixes to come.", unit="pages"),
     "pages_held": Metric(kind="gauge", description="Pages of running sequences.", unit="pages"),

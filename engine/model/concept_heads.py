@@ -95,7 +95,8 @@ class ConceptHead(nn.Module):
         k = min(k, self.num_concepts)
         query_MQ = self._query(hidden_MD)
         best_MK: Tensor | None = None
-        for concepts in self._slices(hidden_MD.shape[0]):
+        # Each slice costs some ten kernels, which for a few states are all waiting and no work.
+        for concepts in self._slices(max(self.slice_size, _LOGITS_AT_ONCE // max(hidden_MD.shape[0], 1))):
             keys = ranking_keys(self._logits(query_MQ, concepts), concepts.start)
             if best_MK is not None:
                 keys = torch.cat((best_MK, keys), dim=-1)
@@ -128,7 +129,8 @@ class ConceptHead(nn.Module):
     def _all_features(self, hidden_MD: Tensor) -> Tensor:
         query_MQ, stored_NF = self._query(hidden_MD), self._stored.weight
         total_MF = torch.zeros(hidden_MD.shape[0], stored_NF.shape[1], device=hidden_MD.device)
-        for concepts in self._slices(hidden_MD.shape[0]):
+        # Sums depend on the slices, so these depend on nothing.
+        for concepts in self._slices(self.slice_size):
             total_MF = total_MF + self._logits(query_MQ, concepts).sigmoid() @ stored_NF[concepts].float()
         return total_MF if self.basis is None else total_MF @ self.basis.weight.float().T
 
@@ -143,9 +145,7 @@ class ConceptHead(nn.Module):
         """Embeddings of stored rows: [..., F] -> [..., D]."""
         return rows if self.basis is None else F.linear(rows, self.basis.weight)
 
-    def _slices(self, num_states: int) -> Iterator[slice]:
-        # Each slice costs some ten kernels, which for a few states are all waiting and no work.
-        size = max(self.slice_size, _LOGITS_AT_ONCE // max(num_states, 1))
+    def _slices(self, size: int) -> Iterator[slice]:
         for start in range(0, self.num_concepts, size):
             yield slice(start, min(start + size, self.num_concepts))
 

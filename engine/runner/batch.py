@@ -52,8 +52,6 @@ class Batch:
     """Most picks of any row: its commits, and one more where it predicts."""
     predicts: bool
     """Drafts ride in the pass, or may ride in the next one: rows of their sequences predict their next commit."""
-    num_logprobs: int
-    """Most top_logprobs that any row's request asks for."""
     num_pages: int
     """Length of the longest page table."""
 
@@ -65,17 +63,18 @@ class Batch:
         return [denoised[row.sequence.id] if is_draft[i] else i for i, row in enumerate(self.rows)]
 
 
-def make_batch(rows: tuple[PlannedRow, ...], num_logprobs: int, draft_row_limit: int) -> Batch:
+def make_batch(rows: tuple[PlannedRow, ...], draft_row_limit: int) -> Batch:
     """Order the rows of a plan, at least one: denoise rows first, then drafts."""
     ordered = tuple(sorted(rows, key=lambda row: row.kind.value))
     choosing = [row for row in ordered if row.kind in (RowKind.DENOISE, RowKind.DRAFT)]
-    predicts = len(ordered) <= draft_row_limit and any(row.sequence.has_drafts for row in choosing)
+    # A draft takes a row beside its base, and a canvas of one position has nothing to expect after its commit.
+    has_room = len(ordered) <= draft_row_limit >= 2
+    predicts = has_room and any(row.sequence.has_drafts and row.sequence.block_size > 1 for row in choosing)
     return Batch(
         rows=ordered,
         num_denoise=len(choosing),
         num_picks=max(int(predicts) + 1, *(row.num_commits for row in ordered)),
         predicts=predicts,
-        num_logprobs=num_logprobs,
         num_pages=max(len(row.page_ids) for row in ordered),
     )
 

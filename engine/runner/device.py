@@ -33,11 +33,17 @@ def choose_device(engine: EngineConfig) -> tuple[torch.device, torch.dtype]:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N") from error
+        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
-        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidConfig(f"device is {engine.device!r}, but torch sees {torch.cuda.device_count()} GPUs; try auto")
+        raise InvalidConfig(f"device is {engine.device!r}; it must be auto, cpu or cuda")
+    if device.index:
+        # Events and kernels would go to the first one.
+        raise InvalidConfig(
+            f"device is {engine.device!r}, but an engine runs on the first GPU that its process sees; "
+            f"set CUDA_VISIBLE_DEVICES={device.index} and take cuda"
+        )
+    if device.type == "cuda" and not torch.cuda.device_count():
+        raise InvalidConfig(f"device is {engine.device!r}, but torch sees no GPU; try auto")
     if engine.dtype == "fp8":
         check_float8(device)
     if engine.dtype == "auto":

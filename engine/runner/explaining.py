@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,11 @@ class Explainer:
         concept = model.config.concept
         self._num_known = concept.num_reported_known
         if uses_graphs and concept.num_reported_known + concept.num_reported_discovered <= _MOST_IN_GRAPH:
-            self._graphs = {size: self._capture(size) for size in sizes}
+            # On one stream and in one pool, the largest first, so that the others fit into the memory it leaves.
+            stream = torch.cuda.Stream(lanes.device)  # type: ignore[no-untyped-call]
+            pool = torch.cuda.graph_pool_handle()
+            captured = {size: self._capture(size, stream, pool) for size in reversed(sizes)}
+            self._graphs = {size: captured[size] for size in sizes}
         elif lanes.device.type == "cuda":
             # Whatever explaining compiles or loads is there before the first request.
             self.explain([KeptCommit(lanes.idle_lane, 0, 0, 0.0)], [None]).read()
@@ -84,20 +89,19 @@ class Explainer:
         inputs_M4 = to_device(_numbers(kept, size), torch.float64, self._lanes.device)
         return _pack(_explain(self._model, self._lanes, inputs_M4), most)
 
-    def _capture(self, size: int) -> _Captured:
+    def _capture(self, size: int, stream: torch.cuda.Stream, pool: Any) -> _Captured:
         nobody = [KeptCommit(self._lanes.idle_lane, 0, 0, 0.0)]
         inputs_M4 = to_device(_numbers(nobody, size), torch.float64, self._lanes.device)
 
         def work() -> Tensor:
             return _pack(_explain(self._model, self._lanes, inputs_M4), None)[0]
 
-        stream = torch.cuda.Stream(self._lanes.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream), torch.no_grad():
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             packed_MF = work()
         return _Captured(inputs_M4, packed_MF, graph)
 
@@ -146,7 +150,7 @@ def _pinned(kept: list[KeptCommit], size: int) -> Tensor:
 def _explain(model: SteerlingModel, lanes: Lanes, inputs_M4: Tensor) -> attribution.Explanation:
     # One copy brings all: float64 holds ids and float32 logits exactly.
     lane_M, position_M, token_M, target_M = inputs_M4.unbind(dim=1)
-    hidden_MD = lanes.hidden_NCD[lane_M.long(), lanes.hidden_slot(position_M.long())]
+    hidden_MD = lanes.hidden_NCD[lane_M.long(), lanes.hidden_place(position_M.long())]
     return attribution.explain(model, hidden_MD, token_M.long(), target_M.float())
 
 

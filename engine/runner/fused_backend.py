@@ -20,7 +20,7 @@ from .lanes import Lanes
 
 
 class FusedBackend:
-    """Triton kernels for the released configuration (`fused.is_supported`); see Backend for shapes."""
+    """Triton kernels for the released configuration (`fused_support.is_supported`); see Backend for shapes."""
 
     is_capturable = True
     confidence = staticmethod(confidence)

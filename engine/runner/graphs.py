@@ -23,7 +23,7 @@ from .passes import Canvas, Decision, PassProgram
 
 logger = logging.getLogger(__name__)
 
-_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _FEW_PICKS = 8
 
 T = TypeVar("T")
@@ -55,6 +55,13 @@ def row_buckets(max_rows: int) -> tuple[int, ...]:
     return (*(bucket for bucket in _BUCKETS if bucket < max_rows), max_rows)
 
 
+def drafting_buckets(buckets: tuple[int, ...], draft_row_limit: int) -> frozenset[int]:
+    """The buckets that a pass with drafts may need: those of up to `draft_row_limit` rows."""
+    return frozenset(_first_at_least(buckets, rows) for rows in range(2, min(draft_row_limit, buckets[-1]) + 1)) | (
+        frozenset({1}) if draft_row_limit >= 2 else frozenset()
+    )
+
+
 class GraphedPasses:
     """Runs passes by replaying graphs; the slow twin is calling the PassProgram itself."""
 
@@ -71,10 +78,10 @@ class GraphedPasses:
         self._program = program
         self._scratch_page = scratch_page
         self._table_lengths = table_lengths
-        self._draft_row_limit = draft_row_limit
         block_size = program.config.diff_block_size
         self._picks = tuple(sorted({1, min(_FEW_PICKS, block_size), block_size}))
         self._rows = row_buckets(max_rows)
+        self._drafting = drafting_buckets(self._rows, draft_row_limit)
         self._pool = torch.cuda.graph_pool_handle()
         # One for all: libraries keep a workspace for each stream.
         self._stream = torch.cuda.Stream(program.lanes.device)  # type: ignore[no-untyped-call]
@@ -110,10 +117,10 @@ class GraphedPasses:
     def _capture_bucket(self, num_rows: int) -> _Bucket:
         program, device = self._program, self._program.lanes.device
         canvas = self._canvas.first(num_rows)
-        idle = Batch((), 0, 0, False, 0, 0)
+        idle = Batch((), 0, 0, False, 0)
         fields = self._pack(idle, num_rows, 0).to(device)
         bucket = _Bucket(fields)
-        modes = (False, True) if num_rows <= self._draft_row_limit else (False,)
+        modes = (False, True) if num_rows in self._drafting else (False,)
         for predicts in modes:
             for table_length in reversed(self._table_lengths):
                 inputs = self._pack(idle, num_rows, table_length).to(device)

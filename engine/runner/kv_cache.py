@@ -41,8 +41,12 @@ def pass_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
     return _KEY_COPIES * keys + num_positions * torch.float32.itemsize * (inner + logits + embeddings)
 
 
-def plan_num_pages(config: ModelConfig, engine: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
-    """Pages to allocate: what was asked for, else what memory allows. Call it once weights and lanes are there.
+def plan_num_pages(
+    config: ModelConfig, engine: EngineConfig, device: torch.device, dtype: torch.dtype, num_spare: int = 1
+) -> int:
+    """Pages for sequences: what was asked for, else what memory allows beside `num_spare` pages of nobody.
+
+    Call it once weights and lanes are there.
 
     Raises InvalidConfig when not even one sequence of full context fits beside the weights.
     """
@@ -53,7 +57,7 @@ def plan_num_pages(config: ModelConfig, engine: EngineConfig, device: torch.devi
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         budget = int(total * engine.gpu_memory_fraction) - (total - free)
-        num_pages = min(budget, free - pass_bytes(config, engine.max_rows, dtype)) // size
+        num_pages = min(budget, free - pass_bytes(config, engine.max_rows, dtype)) // size - num_spare
     else:
         num_pages = min(engine.num_lanes * blocks_per_context, _CPU_CACHE_BYTES // size)
     if num_pages < blocks_per_context:

@@ -77,7 +77,7 @@ class Lanes:
         self.draft_token_N = lane_tensor(dtype=torch.int64)
         self.hidden_NCD = lane_tensor(2 * block_size, config.n_embd, dtype=dtype)
         """Hidden state of the pass that committed each position, kept until it is explained: of this canvas and of the
-        one before, which the host may learn of when this one has begun. See `hidden_slot`."""
+        one before, which the host may learn of when this one has begun. See `hidden_place`."""
 
     def tensors(self) -> list[Tensor]:
         """All that a lane consists of."""
@@ -89,7 +89,7 @@ class Lanes:
         tensors = (self.vector_NGD, self.layer_NG, self.cutoff_NG, self.offset_NV, self.hidden_NCD)
         return sum(tensor[0].nbytes for tensor in tensors)
 
-    def hidden_slot(self, position: Tensor) -> Tensor:
+    def hidden_place(self, position: Tensor) -> Tensor:
         """Where `hidden_NCD` keeps the hidden state of a position (int64, any shape)."""
         return position % self.hidden_NCD.shape[1]
 
@@ -162,9 +162,10 @@ class Lanes:
 
     def begin_drafts(self, lane_R: Tensor, base_lane_R: Tensor) -> None:
         """Make each draft's lane its sequence's, with the expected commit made. Others have themselves for a base."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name.endswith(("_N", "NS", "NV", "NG", "NGD")):
-                value[lane_R] = value[base_lane_R]
+        for tensor in self.tensors():
+            # A draft keeps its hidden state in its sequence's lane; what is banned belongs to no lane.
+            if tensor is not self.hidden_NCD and tensor is not self._banned_V:
+                tensor[lane_R] = tensor[base_lane_R]
         # Of what is no draft nothing changes but the idle lane.
         draft_R = torch.where(lane_R == base_lane_R, self.idle_lane, lane_R)
         token_R = self.draft_token_N[base_lane_R]
@@ -202,7 +203,7 @@ class Lanes:
         # What is no commit goes to the idle lane, where nobody reads it.
         lane_RK = torch.where(is_commit_RK, lane_R[:, None], self.idle_lane)
         self.token_ids_NS[lane_RK, position_RK] = token_RK
-        self.hidden_NCD[lane_RK, self.hidden_slot(position_RK)] = sampler.gather_positions(hidden_RCD, pick_RK)
+        self.hidden_NCD[lane_RK, self.hidden_place(position_RK)] = sampler.gather_positions(hidden_RCD, pick_RK)
         self.num_committed_N.index_add_(0, lane_R, is_commit_RK.sum(dim=-1))
         limit_R = self.limit_N[lane_R]
         is_end_RK = is_commit_RK & self.is_end_NV[lane_RK, token_RK]

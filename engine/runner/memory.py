@@ -23,6 +23,8 @@ class MemoryPlan:
     page: int
     """One page: keys and values of a block in all layers."""
     num_pages: int
+    num_spare_pages: int
+    """Pages of nobody: scratch, and one for each draft that a pass may have."""
     pass_reserve: int
     """Kept free for the tensors of a pass, captured or not, and of an explanation."""
     graphs: int
@@ -32,7 +34,7 @@ class MemoryPlan:
 
     def table(self) -> str:
         """For people: one line a purpose, in GiB."""
-        pages = self.page * self.num_pages
+        pages = self.page * (self.num_pages + self.num_spare_pages)
         lanes_note = f"{self.num_lanes} lanes, {self.concepts_per_lane / 2**20:.2f} MiB each for concepts"
         rows = [
             ("weights", self.weights, ""),

@@ -56,7 +56,7 @@ class ModelRunner:
         try:
             num_drafts = self._draft_row_limit // 2
             self.lanes = Lanes(self.config, engine.num_lanes, self.device, self.dtype, num_drafts)
-            num_pages = plan_num_pages(self.config, engine, self.device, self.dtype)
+            num_pages = plan_num_pages(self.config, engine, self.device, self.dtype, num_spare=1 + num_drafts)
             self.cache = KVCache(self.config, num_pages, self.device, self.dtype, num_drafts)
             backend = self._make_backend()
             self._program = PassProgram(model, self.lanes, backend)
@@ -69,12 +69,12 @@ class ModelRunner:
                 is_deterministic=engine.deterministic,
             )
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not _is_out_of_memory(error, self.device):
                 raise
             raise InvalidConfig(
                 f"{engine.num_lanes} lanes, {engine.num_pages or 'the planned'} pages and passes of {engine.max_rows} "
-                f"rows do not fit into the memory of {self.device}; lower max_lanes, num_pages, gpu_memory_fraction "
-                f"or max_rows ({error})"
+                f"rows do not fit into the memory of {self.device}; lower max_lanes, num_pages, gpu_memory_fraction, "
+                f"max_rows or draft_row_limit, or set use_graphs to false ({error})"
             ) from error
         self.memory = MemoryPlan(
             weights=module_bytes(model),
@@ -83,6 +83,7 @@ class ModelRunner:
             concepts_per_lane=self.lanes.concept_bytes,
             page=page_bytes(self.config, self.dtype),
             num_pages=num_pages,
+            num_spare_pages=1 + num_drafts,
             pass_reserve=pass_bytes(self.config, engine.max_rows, self.dtype),
             graphs=reserved_bytes(self.device) - before,
             total=device_memory(self.device),
@@ -106,7 +107,7 @@ class ModelRunner:
         row's request asks for.
         """
         stopwatch = Stopwatch(self.device)
-        batch = make_batch(rows, num_logprobs, self._draft_row_limit)
+        batch = make_batch(rows, self._draft_row_limit)
         decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
         top_logprobs = None
         if decision is not None and num_logprobs:
@@ -186,6 +187,8 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: RuntimeError, device: torch.device) -> bool:
+    if device.type == "cuda":
+        return isinstance(error, torch.OutOfMemoryError)
     # On a CPU torch has no class of its own for it.
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in ("alloc", "overflow"))
+    return any(words in str(error) for words in ("can't allocate memory", "overflow"))

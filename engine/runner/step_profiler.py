@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """Traces `num_steps` steps after the first `num_skipped`, then writes one file and is done."""
+    """Traces `num_steps` steps after the first `num_skipped`, then writes one file and is done.
+
+    The file bears the process's number, because several replicas may share a folder.
+    """
 
     def __init__(self, directory: str | Path, num_steps: int, num_skipped: int = 0) -> None:
         self._directory = Path(directory)
@@ -22,6 +26,7 @@ class StepProfiler:
         self._number = 0
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._profile = profile(activities=activities)
+        logger.info("will trace steps %d to %d into %s", self._first, self._last, self._directory)
 
     @property
     def is_done(self) -> bool:
@@ -48,6 +53,6 @@ class StepProfiler:
     def _write(self) -> None:
         self._profile.stop()
         self._directory.mkdir(parents=True, exist_ok=True)
-        file = self._directory / f"steps-{self._first}-{self._last}.json"
+        file = self._directory / f"steps-{self._first}-{self._last}-{os.getpid()}.json"
         self._profile.export_chrome_trace(str(file))
         logger.info("wrote %s", file)

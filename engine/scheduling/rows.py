@@ -85,10 +85,9 @@ def choose_rows(
 ) -> tuple[PlannedRow, ...]:
     """The next pass's rows: decoding sequences first, then prefill; returned in the order of kinds.
 
-    `running` is in order of service. Decoding
-    sequences are taken by priority and, within one, by their place in line, so they take turns
-    when rows are short. One whose rows do not fit waits while smaller ones pass it, and is
-    ahead of them in the next pass. Prefill goes by order of service, several blocks at a time.
+    `running` is in order of service. Decoding sequences are taken by priority and, within one, by their place in line,
+    so they take turns when rows are short. One whose rows do not fit waits while smaller ones pass it, and is ahead of
+    them in the next pass. Prefill goes by order of service, several blocks at a time.
     """
     running = _in_step(running) if budget.is_lockstep else list(running)
     decoding = [o for o in running if not o.is_prefilling]

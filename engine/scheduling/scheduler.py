@@ -200,22 +200,16 @@ class Scheduler:
         # Seals first: a sequence that ends in this pass leaves its sealed pages to the prefix index.
         denoised = []
         for row in live:
-            # Where a block turned out to be finished, the denoise row that was on its way found no masks: it sealed.
             if row.kind is RowKind.DRAFT:
                 continue
             if row.kind is RowKind.DENOISE and row.block == row.sequence.block:
                 assert row.sequence.id in result_of, f"{row.sequence.id} has no result"
                 denoised.append(row)
             else:
+                # Where a block turned out to be finished, the denoise row on its way found no masks: it sealed.
                 assert row.kind is not RowKind.DENOISE or row.sequence.is_adaptive, f"{row.sequence.id}: a late row"
                 self._seal(row)
         return [change for row in denoised for change in self._denoise(row, result_of[row.sequence.id])]
-
-    def cancel(self, plan: Plan) -> None:
-        """The newest plan was not run: its rows will be planned again."""
-        for row in plan.rows:
-            if self.is_in_flight(row):
-                self._land(row)
 
     def is_in_flight(self, row: PlannedRow) -> bool:
         """True until the row's plan is applied, or its sequence ends or loses its lane: then it concerns nobody."""

@@ -160,3 +160,55 @@ def test_an_interrupt_while_the_host_waits_loses_no_commits(make_engine):
     while engine.has_work:
         events += engine.step()
     assert events[-1].output.commits == expected.commits
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 1, 5, 20])
+def test_a_launch_that_fails_after_the_device_has_committed_loses_nothing(make_engine, num_steps, is_async):
+    """The lane had the commit, the host planned it again, and the next step ended in an assertion."""
+    requests = [asked(n, attribution=AttributionParams()) for n in range(3)]
+    alone = [make_engine(EOT).generate([request])[0] for request in requests]
+    engine = make_engine(EOT, async_scheduling=is_async)
+    for request in requests:
+        engine.add_request(request)
+    events = [event for _ in range(num_steps) for event in engine.step()]
+    launch = engine.runner.launch
+
+    def failing(*arguments):
+        launch(*arguments)
+        raise KeyboardInterrupt
+
+    engine.runner.launch = failing
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.runner.launch = launch
+    engine.check_integrity()
+    while engine.has_work:
+        events += engine.step()
+    outputs = {event.request_id: event.output for event in events if isinstance(event, Finished)}
+    assert [decisions(outputs[f"r{n}"]) for n in range(3)] == [decisions(output) for output in alone]
+    assert sum(isinstance(event, Started) for event in events) == 3
+
+
+def test_no_explanation_is_read_before_the_pass_it_stands_behind(make_engine):
+    """Those of a block's end were read in the step that asked, so the host waited for the pass just launched."""
+    engine = make_engine(EOT, async_scheduling=True)
+    steps, explain = [], engine.runner.explain
+
+    def noted(kept, top_k):
+        explanation, asked_in, read = explain(kept, top_k), len(steps), None
+        read = explanation.read
+
+        def late():
+            assert len(steps) > asked_in or not engine._in_flight, "it is read in the step that asked"
+            return read()
+
+        explanation.read = late
+        return explanation
+
+    engine.runner.explain = noted
+    engine.add_request(asked(0, attribution=AttributionParams()))
+    while engine.has_work:
+        engine.step()
+        steps.append(None)
+    assert len(steps) > 2 * BLOCK

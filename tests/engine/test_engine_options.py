@@ -15,7 +15,7 @@ from engine.errors import InvalidConfig
 from engine.model.batch_invariant import check_deterministic
 from engine.model.quantization import check_float8, quantize
 from engine.model.steerling import SteerlingModel
-from engine.runner.explaining import ExplanationInFlight, KeptCommit
+from engine.runner.explaining import Explainer, KeptCommit
 from tests.checkpoints import EOT
 
 CPU = torch.device("cpu")
@@ -97,8 +97,8 @@ def test_explaining_a_fixed_number_at_a_time_gives_each_commit_its_own(make_engi
     kept = [KeptCommit(i // length, i % length, 3 + i % 50, float(i)) for i in range(num_commits)]
     top_k = [None if i % 7 == 3 else i % 5 for i in range(num_commits)]
     usual, fixed = (
-        ExplanationInFlight(runner.model, runner.lanes, kept, top_k, is_deterministic=is_deterministic).read()
-        for is_deterministic in (False, True)
+        Explainer(runner.model, runner.lanes, uses_graphs=False, is_deterministic=flag).explain(kept, top_k).read()
+        for flag in (False, True)
     )
     assert len(fixed) == num_commits
     for ours, theirs in zip(fixed, usual, strict=True):

@@ -28,7 +28,7 @@ def recorded_names() -> dict[str, str]:
 def test_everything_the_engine_records_is_exported():
     recorded = recorded_names()
     assert {"engine_passes", "engine_rows", "pages_free"} <= recorded.keys()
-    drafts = {"drafts", "drafts_position_right", "drafts_token_right", "drafts_accepted"}
+    drafts = {"drafts", "drafts_position_right", "drafts_token_right", "drafts_committed"}
     assert drafts | {"engine_wait_seconds"} <= recorded.keys()
     missing = {name: kind for name, kind in recorded.items() if name not in METRICS or METRICS[name].kind != kind}
     assert not missing

@@ -51,16 +51,16 @@ def _pick_kernel(
     confidence = tl.load(confidence_ptr + at, mask=exists, other=0.0)
     masked = tl.load(masked_ptr + at, mask=exists, other=0).to(tl.int32)
     # A confidence is a probability, so other positions come behind all masked ones.
-    score = tl.where(masked != 0, confidence, tl.where(exists, -1.0, -2.0))
-    is_before = (score[None, :] > score[:, None]) | (
-        (score[None, :] == score[:, None]) & (offset[None, :] < offset[:, None])
+    rank_key = tl.where(masked != 0, confidence, tl.where(exists, -1.0, -2.0))
+    is_before = (rank_key[None, :] > rank_key[:, None]) | (
+        (rank_key[None, :] == rank_key[:, None]) & (offset[None, :] < offset[:, None])
     )
     rank = tl.sum(is_before.to(tl.int32), axis=1)
     # Everything below is in order of rank: the position with rank r is picked out of each row r of a matrix.
     is_there = rank[None, :] == offset[:, None]
     order = tl.sum(tl.where(is_there, offset[None, :], 0), axis=1)
     is_masked = tl.sum(tl.where(is_there, masked[None, :], 0), axis=1) != 0
-    ranked = tl.sum(tl.where(is_there, score[None, :], 0.0), axis=1)
+    ranked = tl.sum(tl.where(is_there, rank_key[None, :], 0.0), axis=1)
     entropy = tl.load(entropy_ptr + at, mask=exists, other=0.0)
     entropy = tl.sum(tl.where(is_there, entropy[None, :], 0.0), axis=1).to(tl.float64)
     lane = tl.load(lane_ptr + row)
