@@ -146,8 +146,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while some request waits or runs, or has events to hand out, or a pass has not been read."""
-        return bool(self._entries or self._in_flight)
+        """True while some request waits or runs, or has events to hand out."""
+        return bool(self._entries)
 
     def memory_table(self) -> str:
         """What the device's memory goes to, for people."""
@@ -250,7 +250,9 @@ class Engine:
         if not is_ahead:
             self._take_explanations(len(self._explaining))
         self._record_state()
-        return self._take_events()
+        events = self._take_events()
+        self._forget_void_passes()
+        return events
 
     def preempt(self, request_id: str) -> bool:
         """Send a running request back to the queue before the next step; False if it does not run.
@@ -303,6 +305,12 @@ class Engine:
             self.scheduler.abort(request_id)
             self._entries.pop(request_id, None)
         self._events = [event for event in self._events if _request_id(event) not in request_ids]
+        self._forget_void_passes()
+
+    def _forget_void_passes(self) -> None:
+        """Where every request has ended, what is still in flight concerns nobody, and nobody need wait for it."""
+        if not self._entries:
+            self._in_flight.clear()
 
     def _plan_steering(self, request: GenerateRequest) -> SteeringPlan:
         with self.runner.beside_passes():
@@ -341,8 +349,12 @@ class Engine:
             self._in_flight.append((plan, self.runner.launch(plan.rows, self._num_logprobs(plan))))
         except BaseException:
             # How far the device came nobody knows: whoever was to run is written to a lane anew.
-            for sequence in [*(row.sequence for row in plan.rows), *(item.sequence for item in plan.admitted)]:
-                self.preempt(sequence.id)
+            concerned = [*(row.sequence.id for row in plan.rows), *(item.sequence.id for item in plan.admitted)]
+            try:
+                self._explain([self._entries[id_] for id_ in dict.fromkeys(concerned)])
+            finally:
+                for request_id in concerned:
+                    self.scheduler.preempt(request_id)
             raise
         return True
 
@@ -403,9 +415,11 @@ class Engine:
         for outcome in outcomes:
             self._take_commits(self._entries[outcome.row.sequence.id], outcome)
         # Nothing may be left to explain when a block or a text ends; all that end share one call.
-        self._explain([self._entries[sequence_id] for sequence_id in dict.fromkeys(end.sequence.id for end in ends)])
-        for end in ends:
-            self._report_end(end)
+        try:
+            self._explain([self._entries[id_] for id_ in dict.fromkeys(end.sequence.id for end in ends)])
+        finally:
+            for end in ends:
+                self._report_end(end)
 
     def _take_commits(self, entry: _Entry, outcome: RowOutcome) -> None:
         """Hand the commits of a denoise row out, or keep them until they are explained."""
@@ -451,16 +465,24 @@ class Engine:
         kept = [item for entry in waiting for _, item in entry.unexplained]
         top_k = [entry.attribution_top_k for entry in waiting for _ in entry.unexplained]
         late = [_LateCommits(entry, [commit for commit, _ in entry.unexplained]) for entry in waiting]
-        self._explaining.append((self.runner.explain(kept, top_k), late))
         self._events += late
         for entry in waiting:
             entry.unexplained = []
+        try:
+            self._explaining.append((self.runner.explain(kept, top_k), late))
+        except BaseException:
+            # Their lanes go on, so nobody can explain them later. They are handed out as they are.
+            for commits in late:
+                commits.is_explained = True
+            raise
 
     def _take_explanations(self, number: int) -> None:
         """Wait for the first explanations that have been asked for."""
-        taken, self._explaining = self._explaining[:number], self._explaining[number:]
-        for explanation, late_commits in taken:
+        for _ in range(number):
+            explanation, late_commits = self._explaining[0]
             attributions = iter(explanation.read())
+            # Not before: an interrupt while the host waits must lose no explanation.
+            del self._explaining[0]
             for late in late_commits:
                 late.commits = [replace(commit, attribution=next(attributions)) for commit in late.commits]
                 late.is_explained = True

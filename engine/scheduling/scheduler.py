@@ -352,7 +352,7 @@ class Scheduler:
         if not sequence.has_begun_canvas:
             sequence.num_blocks += 1
             changes.append(CanvasStarted(sequence, block, canvas.start, canvas.stop))
-        sequence.num_denoising_steps += len(result.commits) if sequence.has_drafts else 1
+        sequence.num_denoising_steps += max(len(result.commits), 1) if sequence.has_drafts else 1
         if not result.is_finite:
             # The cause may be on a shared page. Without this every later request with that prefix would fail.
             for page_id in sequence.page_ids:

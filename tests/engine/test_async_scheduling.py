@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import pytest
@@ -212,3 +213,53 @@ def test_no_explanation_is_read_before_the_pass_it_stands_behind(make_engine):
         engine.step()
         steps.append(None)
     assert len(steps) > 2 * BLOCK
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3, 6])
+@pytest.mark.parametrize("what", ["ask", "read"])
+def test_an_interrupt_while_commits_are_explained_leaves_no_request_hanging(make_engine, what, number, is_async):
+    """The commits, or the end behind them, waited for an explanation that nobody would bring."""
+    engine = make_engine(EOT, async_scheduling=is_async, explain_interval_s=0.0 if number < 6 else 1000.0)
+    (expected,) = make_engine(EOT).generate([asked(0)])
+    explain, calls = engine.runner.explain, []
+
+    def interrupt() -> None:
+        calls.append(None)
+        if len(calls) == min(number, 2):
+            raise KeyboardInterrupt
+
+    def interrupted(kept, top_k):
+        if what == "ask":
+            interrupt()
+        explanation = explain(kept, top_k)
+        read = explanation.read
+        explanation.read = lambda: (interrupt() if what == "read" else None) or read()
+        return explanation
+
+    engine.runner.explain = interrupted
+    engine.add_request(asked(0, attribution=AttributionParams()))
+    events, num_interrupts = [], 0
+    for _ in range(200):
+        if not engine.has_work:
+            break
+        try:
+            events += engine.step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+        engine.check_integrity()
+    assert not engine.has_work and num_interrupts == 1
+    assert decisions(events[-1].output) == decisions(expected)
+    unexplained = [commit for commit in events[-1].output.commits if commit.attribution is None]
+    assert bool(unexplained) == (what == "ask")
+
+
+@pytest.mark.parametrize("policy", ["confidence", "lossless"])
+def test_an_idle_engine_has_no_work_and_a_failed_row_counts_as_a_step(make_engine, policy):
+    engine = make_engine(EOT, async_scheduling=True)
+    sampling = {"ignore_eos": False, "logit_bias": {EOT.vocab_size - 6: 20.0}, "policy": policy}
+    engine.generate([asked(0, sampling=sampling)])
+    assert not engine.has_work
+    banned = dict.fromkeys(range(EOT.vocab_size), -math.inf)
+    (output,) = engine.generate([asked(1, sampling={"logit_bias": banned, "policy": policy})])
+    assert (output.finish_reason, output.num_denoising_steps) == (FinishReason.ERROR, 1)
