@@ -127,7 +127,14 @@ def test_results_one_pass_late_are_those_in_time(use_graphs: bool) -> None:
     outputs = []
     for is_async in (False, True):
         config = EngineConfig(
-            device="cuda", dtype="float32", max_rows=12, num_pages=60, use_graphs=use_graphs, async_scheduling=is_async
+            device="cuda",
+            dtype="float32",
+            max_rows=12,
+            # Between two numbers of rows that have graphs.
+            draft_row_limit=5,
+            num_pages=60,
+            use_graphs=use_graphs,
+            async_scheduling=is_async,
         )
         outputs.append(Engine.from_checkpoint(DEMO, config).generate(requests))
     for soon, late in zip(*outputs, strict=True):
