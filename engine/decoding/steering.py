@@ -5,13 +5,13 @@ Shapes: R rows, G groups, L layers, D model width, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
+from ..model.fused_support import HAS_TRITON
 from ..model.steerling import SteerlingModel
 from ..output import ResolvedIntervention
 from ..request import (
@@ -21,8 +21,6 @@ from ..request import (
     Suppression,
 )
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch's CUDA builds and with no other."""
 if HAS_TRITON:
     from .kernels import steering as kernels
 

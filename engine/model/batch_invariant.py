@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..errors import InvalidConfig
 from . import fused_support
+from .fused_support import HAS_TRITON
 from .quantization import is_quantized
 from .steerling import SteerlingModel
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch's CUDA builds and with no other."""
 if HAS_TRITON:
     from .kernels.matmul import Plan, is_multipliable, matmul, plan_for
 

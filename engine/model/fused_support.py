@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from ..config import ModelConfig
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Triton comes with torch's CUDA builds and with no other."""
 _POWERS_OF_TWO = (16, 32, 64, 128, 256)
 
 

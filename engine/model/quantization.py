@@ -18,10 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidConfig
+from .fused_support import HAS_TRITON
 from .steerling import SteerlingModel
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch's CUDA builds and with no other."""
 if HAS_TRITON:
     from .kernels.float8 import quantize_rows
 

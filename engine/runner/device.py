@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 
 from ..config import EngineConfig
 from ..errors import InvalidConfig
+from ..model.fused_support import HAS_TRITON
 from ..model.quantization import check_float8
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Triton comes with torch's CUDA builds and with no other."""
 if HAS_TRITON:
     import triton
 

@@ -22,7 +22,7 @@ from ..model.weights import load_model
 from ..scheduling import PlannedRow
 from .backend import Backend, PlainBackend
 from .batch import Batch, RowTensors, make_batch, pack_rows
-from .device import HAS_TRITON, choose_device, keep_compiled_kernels
+from .device import choose_device, keep_compiled_kernels
 from .explaining import Explainer, ExplanationInFlight, KeptCommit
 from .graphs import GraphedPasses
 from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages
@@ -32,7 +32,7 @@ from .pass_in_flight import PassInFlight
 from .passes import Decision, PassProgram
 from .transfer import Stopwatch
 
-if HAS_TRITON:
+if fused_support.HAS_TRITON:
     from .fused_backend import FusedBackend
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class ModelRunner:
         self._side_stream.synchronize()
 
     def _make_backend(self) -> Backend:
-        is_fused = HAS_TRITON and self.device.type == "cuda" and fused_support.is_supported(self.config)
+        is_fused = fused_support.HAS_TRITON and self.device.type == "cuda" and fused_support.is_supported(self.config)
         kind = FusedBackend if is_fused else PlainBackend
         return kind(self.model.transformer, self.cache)
 

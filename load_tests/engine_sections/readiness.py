@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from engine import EngineConfig
@@ -42,8 +42,7 @@ def ready(bench: Bench, section: Section) -> None:
 def start(checkpoint: Path, config: EngineConfig, cache: Path) -> dict[str, float]:
     """Seconds of the stages of one process that loads a checkpoint and serves a token."""
     options = asdict(config)
-    if "compile_cache_dir" in {field.name for field in fields(EngineConfig)}:
-        options["compile_cache_dir"] = str(cache / "engine")
+    options["compile_cache_dir"] = str(cache / "engine")
     environment = {
         **os.environ,
         "TRITON_CACHE_DIR": str(cache / "triton"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-
-import torch
-
 from engine import Engine
+from engine.model.quantization import is_quantized
 
 from .bench import Bench
 from .loops import Block
@@ -17,20 +14,18 @@ ROWS = (1, 8)
 
 def fp8(bench: Bench, section: Section) -> None:
     """Row-wise scaled fp8 weights and activations over bfloat16."""
-    bench.engine_config(dtype="fp8")
     bench.needs_gpu(section)
     default = _blocks(bench, section, bench.engine)
     section.say("a second model")
     # Quantising may rewrite the weights, which the main engine still needs.
     engine = bench.make_engine(model=bench.make_model(), dtype="fp8")
-    if not holds_fp8(engine):
+    if not is_quantized(engine.runner.model):
         raise RuntimeError("the engine was given a bfloat16 model and dtype fp8, and holds no fp8 weight")
     _compare(bench, section, default, _blocks(bench, section, engine))
 
 
 def deterministic(bench: Bench, section: Section) -> None:
     """Results that do not depend on the batch, over the fastest kernels."""
-    bench.engine_config(deterministic=True)
     bench.needs_gpu(section)
     default = _blocks(bench, section, bench.engine)
     _compare(bench, section, default, _blocks(bench, section, bench.make_engine(deterministic=True)))
@@ -60,12 +55,3 @@ def _compare(bench: Bench, section: Section, default: dict[int, Block], changed:
         )
     section.note(f"default: {str(bench.dtype).removeprefix('torch.')}, the same requests in the same process")
     section.note("over default: throughput, so above 1 is faster")
-
-
-def holds_fp8(engine: Engine) -> bool:
-    """True when some tensor of this process is an 8-bit float: `dtype` was not ignored."""
-    dtypes = (torch.float8_e4m3fn, torch.float8_e5m2)
-    held = (*engine.runner.model.parameters(), *engine.runner.model.buffers())
-    if any(tensor.dtype in dtypes for tensor in held):
-        return True
-    return any(isinstance(item, torch.Tensor) and item.dtype in dtypes for item in gc.get_objects())
