@@ -36,7 +36,7 @@ def check_deterministic(config: ModelConfig, device: torch.device, dtype: torch.
         raise InvalidConfig(
             "deterministic is true, but this checkpoint's configuration has no fused layers: they need post-norm "
             "RMSNorm, qk-norm, full-precision rotary, SwiGLU and no biases, with heads and blocks of 16 to 256, powers "
-            "of two"
+            "of two; leave it out"
         )
     if config.needs_heads_for_tokens:
         raise InvalidConfig(
@@ -48,7 +48,9 @@ def check_deterministic(config: ModelConfig, device: torch.device, dtype: torch.
         widths["factorize_rank"] = config.concept.factorize_rank
     for name, width in widths.items():
         if not is_multipliable(width, dtype):
-            raise InvalidConfig(f"deterministic is true, but {name} is {width}; its rows must be multiples of 16 bytes")
+            raise InvalidConfig(
+                f"deterministic is true, but {name} is {width}; its rows must be multiples of 16 bytes; leave it out"
+            )
 
 
 def make_batch_invariant(model: SteerlingModel) -> SteerlingModel:

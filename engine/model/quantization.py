@@ -10,6 +10,7 @@ Shapes: M positions, N output features, K input features.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 from types import ModuleType
 
@@ -25,6 +26,7 @@ if HAS_TRITON:
     from .kernels.float8 import quantize_rows
 
 _LIBRARY = "torchao"
+_TESTED = "0.18.0"
 _LEAST_CAPABILITY = (8, 9)
 _MULTIPLE = 16
 """What the sizes of a float8 product must be multiples of."""
@@ -138,6 +140,17 @@ def _library() -> ModuleType:
 
 
 def _quantized(weight_NK: Tensor, library: ModuleType) -> Tensor:
+    """The weight in float8 by the library's own rule; raises InvalidConfig where another release has another one."""
+    try:
+        return _by_library(weight_NK, library)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InvalidConfig(
+            f"dtype is fp8, and the installed {_LIBRARY} {importlib.metadata.version(_LIBRARY)} is not made like the "
+            f"tested one, {_TESTED}: {error!r}; install that one, or use dtype bfloat16"
+        ) from error
+
+
+def _by_library(weight_NK: Tensor, library: ModuleType) -> Tensor:
     workflows = importlib.import_module(f"{library.__name__}.quantize_.workflows")
     common = importlib.import_module(f"{library.__name__}.quantize_.common")
     rule = {

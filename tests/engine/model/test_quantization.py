@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.config import ConceptConfig, ModelConfig
 from engine.errors import InvalidConfig
+from engine.model import quantization
 from engine.model.batch_invariant import make_batch_invariant
 from engine.model.quantization import Float8Linear, is_quantized, quantize
 from engine.model.steerling import SteerlingModel
@@ -138,3 +139,11 @@ def test_sizes_that_float8_products_do_not_have_are_named():
 def test_only_bfloat16_is_quantised():
     with pytest.raises(InvalidConfig, match="float32"):
         quantize(make_model().float())
+
+
+def test_another_release_of_the_library_is_named(monkeypatch):
+    """Its private modules may move, and the bare ImportError said nothing of versions."""
+    library = quantization._library()
+    monkeypatch.delattr(library, "Float8MMConfig")
+    with pytest.raises(InvalidConfig, match=r"installed torchao .* is not made like the tested one, 0\.18"):
+        quantization._quantized(torch.zeros(32, 32, dtype=torch.bfloat16), library)
