@@ -196,7 +196,7 @@ class Bench:
         """The same on any engine and with other choices of the requests, measured now."""
         requests = [self.load.block_request(row, keys, **choices) for row in range(rows)]
         seal_prompts(engine, requests)
-        return run_block(engine, requests, self.replays())
+        return run_block(engine, requests, ReplayTimer(self.device, engine.runner))
 
     def pass_seconds(self, rows: int, keys: int) -> float:
         """Median seconds of an engine step."""

@@ -54,9 +54,10 @@ def passes(bench: Bench, section: Section) -> None:
     section.note("step: one Engine.step of running requests, host included; every request steered and explained")
     if bench.is_gpu and not bench.options.no_graphs:
         section.note(
-            "device: the pass's captured graphs (steering, layers, sampler, commits), by events; ratios use it"
+            "device: the pass's captured graphs (steering, layers, sampler, commits), by events; ratios use it; "
+            "explaining is in the step and in the section parts"
         )
-        section.note("idle: 1 - device / step, so copies to and from the host count as idle")
+        section.note("idle: 1 - device / step, so explaining and copies count as idle")
     else:
         section.note("no device time without captured graphs: ratios use the step")
     peak = "the stated 750 TFLOP/s" if bench.is_gpu else "the measured rate"

@@ -35,7 +35,7 @@ def serve(bench: Bench, section: Section) -> None:
     fewest, longest = bench.load.new_tokens
     section.note(f"prompts of {low} to {high} tokens, {fewest} to {longest} new, one token a pass, steered, explained")
     section.note("tokens/s of a closed loop: while all clients had a request running")
-    section.note("idle: share of the time in which no captured graph ran; explaining and copies count as idle")
+    section.note("idle: share of the time in which no captured graph ran; copies count as idle")
     try:
         lockstep(bench, section)
     except NotAvailable as error:

@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from engine.runner.model_runner import ModelRunner
+from engine.runner.pass_in_flight import PassInFlight
+
 
 def device_seconds(
     work: Callable[[], object], device: torch.device, repeats: int = 15, warm_ups: int = 3
@@ -56,14 +59,17 @@ def _event() -> Any:
 
 
 class ReplayTimer:
-    """Device time of every CUDA graph that is replayed while this is entered.
+    """Device time of CUDA graphs that are replayed while this is entered: of passes alone, or of all.
 
-    It stands in for `CUDAGraph.replay`, so that it needs to know nothing about the engine that replays. What an
+    It stands in for `CUDAGraph.replay`, so that it needs to know nothing about how an engine replays. What an
     engine launches outside graphs is not counted: device time is a little too small, idle time a little too large.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, runner: ModelRunner | None = None) -> None:
+        """With `runner`, only what its `launch` replays counts: explanations are graphs too, and no part of a pass."""
         self._device = device
+        self._runner = runner
+        self._is_counting = runner is None
         self._original: Any = None
         self._steps: list[list[tuple[Any, Any]]] = [[]]
 
@@ -74,6 +80,9 @@ class ReplayTimer:
         steps = self._steps
 
         def replay(graph: torch.cuda.CUDAGraph) -> None:
+            if not self._is_counting:
+                original(graph)
+                return
             start, end = _event(), _event()
             start.record()
             original(graph)
@@ -82,13 +91,30 @@ class ReplayTimer:
 
         self._original = original
         torch.cuda.CUDAGraph.replay = replay  # type: ignore[assignment,method-assign]
+        if self._runner is not None:
+            self._count_launches(self._runner)
         return self
+
+    def _count_launches(self, runner: ModelRunner) -> None:
+        launch = runner.launch
+
+        def counted(*arguments: Any) -> PassInFlight:
+            self._is_counting = True
+            try:
+                return launch(*arguments)
+            finally:
+                self._is_counting = False
+
+        runner.launch = counted  # type: ignore[method-assign]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._original is not None:
             torch.cuda.CUDAGraph.replay = self._original  # type: ignore[method-assign]
+            if self._runner is not None:
+                # What stood in for the method; the class still has it.
+                del self._runner.launch
             torch.cuda.synchronize(self._device)
 
     def next_step(self) -> None:

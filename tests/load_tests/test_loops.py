@@ -160,3 +160,40 @@ def test_replays_are_timed_by_step():
                 graph.replay()
     assert torch.cuda.CUDAGraph.replay is original
     assert len(timer.seconds()) == 2, "a step without replays has no device time"
+
+
+def test_only_what_a_launch_replays_counts_as_the_pass(monkeypatch):
+    """Explanations became captured graphs, and the time of a pass suddenly held them."""
+
+    class Graph:
+        num_replays = 0
+
+        def replay(self):
+            Graph.num_replays += 1
+
+    class Mark:
+        def record(self):
+            """A moment that has no length."""
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    class Runner:
+        def launch(self, rows, num_logprobs):
+            Graph().replay()
+            Graph().replay()
+            return rows
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr("load_tests.engine_sections.timing._event", Mark)
+    runner, plain = Runner(), Graph.replay
+    for given, expected in ((runner, [0.002, 0.002]), (None, [0.003, 0.002])):
+        with ReplayTimer(torch.device("cuda"), given) as timer:
+            assert runner.launch("rows", 0) == "rows"
+            Graph().replay()
+            timer.next_step()
+            runner.launch("rows", 0)
+        assert timer.seconds() == pytest.approx(expected)
+        assert Graph.replay is plain and "launch" not in vars(runner)
+    assert Graph.num_replays == 10

@@ -2,10 +2,12 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from engine import EngineConfig, GenerateRequest, InvalidConfig, SamplingParams
+from engine.runner import device
 from engine.runner.kv_cache import page_bytes
 from engine.runner.memory import MemoryPlan, tensor_bytes
 from tests.checkpoints import EOT
@@ -72,3 +74,12 @@ def test_a_trace_of_some_steps_is_written_and_changes_no_result(make_engine, tmp
     assert {"engine step 2", "engine step 3", "engine step 4"} <= names and "engine step 5" not in names
     (plain,) = make_engine(EOT).generate([asked])
     assert plain.commits == traced.commits
+
+
+@pytest.mark.parametrize(("directory", "expected"), [("/somewhere", "/somewhere"), (None, "as it was")])
+def test_compiled_kernels_are_kept_where_the_option_says(monkeypatch, directory, expected):
+    cache = SimpleNamespace(dir="as it was")
+    monkeypatch.setattr(device, "HAS_TRITON", True)
+    monkeypatch.setattr(device, "triton", SimpleNamespace(knobs=SimpleNamespace(cache=cache)), raising=False)
+    device.keep_compiled_kernels(directory)
+    assert cache.dir == expected
