@@ -24,10 +24,9 @@ from typing import Any
 import yaml
 
 from .checkpoint import locate
-from .config import AppConfig, local_cluster_environment
+from .config import BUILDER, AppConfig, local_cluster_environment
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "deploy" / "config.yaml"
-BUILDER = "serve_app.app:build_app"
 MARKER_NAME = "GLASSBLOCK_CLUSTER"
 READY_TIMEOUT_S = 600.0
 """A large checkpoint takes minutes to load; the demo takes seconds."""

@@ -41,6 +41,7 @@ LEVEL = {
         "config": 0,
         "errors": 0,
         "middleware": 0,
+        "routing": 1,
         "schemas": 1,
         "tokenizer": 1,
         "concepts": 1,
@@ -56,6 +57,7 @@ LEVEL = {
         "engine_server": 6,
         "ingress": 6,
         "app": 7,
+        "capacity": 8,
         "run": 8,
     },
 }
