@@ -41,6 +41,7 @@ LEVEL = {
         "config": 0,
         "errors": 0,
         "middleware": 0,
+        "strict_keys": 0,
         "schemas": 1,
         "tokenizer": 1,
         "concepts": 1,
@@ -56,7 +57,8 @@ LEVEL = {
         "engine_server": 6,
         "ingress": 6,
         "app": 7,
-        "run": 8,
+        "deploy_check": 8,
+        "run": 9,
     },
 }
 
