@@ -88,7 +88,14 @@ def test_it_does_not_run_as_root():
 
 
 def test_the_build_stops_where_the_base_lacks_what_probes_and_triton_call():
-    assert any("command -v bash wget g++" in run for run in arguments("RUN"))
+    """`command -v` with several names looks at the first only, or is content with any, as the shell likes."""
+    (look,) = [part.strip() for run in arguments("RUN") for part in run.split("&&") if "command -v" in part]
+    assert "for tool in bash wget g++;" in look
+    for name in ("bash", "wget", "g++"):
+        for shell in ("sh", "bash"):
+            here = subprocess.run([shell, "-c", look.replace("bash wget g++", "sh cat")], capture_output=True)
+            lacking = subprocess.run([shell, "-c", look.replace(name, "no-such-tool")], capture_output=True)
+            assert (here.returncode, lacking.returncode) == (0, 1)
 
 
 def test_everything_that_is_installed_is_pinned():
