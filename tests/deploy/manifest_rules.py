@@ -270,7 +270,8 @@ def _too_few_workers(service: Object, config: Object) -> Iterator[str]:
         for name, deployment in deployments_of(AppConfig.model_validate(application["args"])).items():
             override = overrides.get(name, {})
             options = override.get("ray_actor_options") or deployment.ray_actor_options or {}
-            scaling = override.get("autoscaling_config") or {}
+            built = deployment._deployment_config.autoscaling_config
+            scaling = override.get("autoscaling_config") or (built.model_dump() if built else {})
             most = scaling.get("max_replicas") or override.get("num_replicas") or deployment.num_replicas
             surge = -(-most * override.get("max_surge_percent", 0) // 100)
             if (wanted := (most + surge) * (options.get("num_gpus") or 0)) > offered:
