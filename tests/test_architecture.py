@@ -41,6 +41,7 @@ LEVEL = {
         "config": 0,
         "errors": 0,
         "middleware": 0,
+        "strict_keys": 0,
         "routing": 1,
         "schemas": 1,
         "tokenizer": 1,
@@ -58,7 +59,8 @@ LEVEL = {
         "ingress": 6,
         "app": 7,
         "capacity": 8,
-        "run": 8,
+        "deploy_check": 8,
+        "run": 9,
     },
 }
 
