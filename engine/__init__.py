@@ -44,6 +44,8 @@ from .request import (
     SteeringParams,
     Suppression,
 )
+from .runner.capacity import plan_memory
+from .runner.memory import MemoryPlan
 
 __all__ = [
     "Aborted",
@@ -70,6 +72,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidRequest",
     "InvalidValue",
+    "MemoryPlan",
     "ModelConfig",
     "NonFiniteLogits",
     "NullRecorder",
@@ -88,4 +91,5 @@ __all__ = [
     "TokenAttribution",
     "Unsupported",
     "check_request",
+    "plan_memory",
 ]

@@ -16,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from engine import EngineConfig
 
+BUILDER = "serve_app.app:build_app"
+"""`import_path` of the application in a deploy file."""
 DEMO_CHECKPOINT = Path(__file__).resolve().parents[1] / "demo_model" / "steerling-demo"
 """The small trained model that ships beside this package."""
 

@@ -41,7 +41,9 @@ LEVEL = {
         "__init__": 0,
         "config": 0,
         "errors": 0,
+        "strict_keys": 0,
         "middleware": 1,
+        "routing": 1,
         "schemas": 1,
         "tokenizer": 1,
         "concepts": 1,
@@ -58,7 +60,9 @@ LEVEL = {
         "engine_server": 6,
         "ingress": 6,
         "app": 7,
-        "run": 8,
+        "capacity": 8,
+        "deploy_check": 8,
+        "run": 9,
     },
 }
 
