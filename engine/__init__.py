@@ -20,6 +20,7 @@ from .errors import (
     RequestTooLarge,
     Unsupported,
 )
+from .load import EngineLoad, RunningLoad
 from .metrics import NullRecorder, Recorder
 from .output import (
     BlockFinished,
@@ -44,6 +45,7 @@ from .request import (
     SteeringParams,
     Suppression,
 )
+from .scheduling import PrefixChanges, prefix_keys
 
 __all__ = [
     "Aborted",
@@ -60,6 +62,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "EngineLoad",
     "EngineStats",
     "EngineStopped",
     "Event",
@@ -75,12 +78,14 @@ __all__ = [
     "NullRecorder",
     "Output",
     "Policy",
+    "PrefixChanges",
     "PromptTooLong",
     "QueueFull",
     "Recorder",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
+    "RunningLoad",
     "SamplingParams",
     "Started",
     "SteeringParams",
@@ -88,4 +93,5 @@ __all__ = [
     "TokenAttribution",
     "Unsupported",
     "check_request",
+    "prefix_keys",
 ]

@@ -19,6 +19,7 @@ from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
 from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, NonFiniteLogits, Unsupported
+from .load import EngineLoad, PassTimes, measure
 from .metrics import GuardedRecorder, NullRecorder, Recorder
 from .model.steerling import SteerlingModel
 from .output import (
@@ -130,6 +131,7 @@ class Engine:
         is_async = self.config.async_scheduling
         self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
         self._num_arrived = 0
+        self._pass_times = PassTimes()
 
     @classmethod
     def from_checkpoint(
@@ -164,6 +166,15 @@ class Engine:
             pages_free=scheduler.num_free_pages,
             pages_cached=scheduler.num_cached_pages,
             pages_held=scheduler.num_held_pages,
+        )
+
+    def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
+        """What is in use and for how long, for somebody who chooses between engines.
+
+        Prefixes are told once: those that came and went since the last call, or all that are offered now.
+        """
+        return measure(
+            self.scheduler, self._pass_times, num_lanes=self.config.num_lanes, with_all_prefixes=with_all_prefixes
         )
 
     def generate(self, requests: Iterable[GenerateRequest]) -> list[Output]:
@@ -365,6 +376,7 @@ class Engine:
         # Not before: an interrupt while the host waits must lose no commits.
         self._in_flight.popleft()
         self._record_pass(plan, timing)
+        self._pass_times.observe(len(plan.rows), timing.device)
         # Rows of sequences that have ended or lost their lane since concern nobody.
         self._apply(plan, [outcome for outcome in outcomes if self.scheduler.is_in_flight(outcome.row)])
 
