@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -13,6 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
+
+from engine import NullRecorder, Recorder
 
 from . import __version__
 from .completions import Completion, EngineClient
@@ -30,13 +32,12 @@ from .errors import (
     from_validation,
     to_api_error,
 )
-from .middleware import BodyLimitMiddleware
+from .middleware import CLIENT_CLOSED_REQUEST, BodyLimitMiddleware, MeterMiddleware, note_error
 from .schemas import CompletionRequest, Head
 from .translation import Checkpoint, check_model, to_engine
 
 # Under `default`, or FastAPI would announce 422s of its own shape.
 router = APIRouter(responses={"default": ERROR_RESPONSE})
-CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Service:
     limits: Limits
     created: int
     """When the model came up, in seconds since 1970."""
+    recorder: Recorder = field(default_factory=NullRecorder)
+    """Takes what HTTP measures."""
 
 
 def create_api(service: Service) -> FastAPI:
@@ -56,7 +59,10 @@ def create_api(service: Service) -> FastAPI:
         title="Glassblock",
         version=__version__,
         description="Serves interpretable block-diffusion language models: steer by concepts, see why.",
-        middleware=[Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes)],
+        middleware=[
+            Middleware(MeterMiddleware, recorder=service.recorder),
+            Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes),
+        ],
         redoc_url=None,
     )
     app.state.service = service
@@ -228,12 +234,13 @@ def _concept(request: Request, concept_id: int) -> Concept:
     return concept
 
 
-def _respond(error: ApiError) -> JSONResponse:
+def _respond(request: Request, error: ApiError) -> JSONResponse:
+    note_error(request.scope, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return _respond(to_api_error(error))
+    return _respond(request, to_api_error(error))
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
@@ -242,18 +249,20 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     if request.method == "POST" and media_type != "application/json" and not media_type.endswith("+json"):
         # Taking any type would let every web page that a user visits post to a server on the user's machine.
         message = f"content-type is {media_type!r}; send application/json (with curl: --json instead of -d)"
-        return _respond(ApiError(415, message, code="unsupported_media_type"))
-    return _respond(from_validation(error.errors(), error.body))
+        return _respond(request, ApiError(415, message, code="unsupported_media_type"))
+    return _respond(request, from_validation(error.errors(), error.body))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
         # FastAPI raises it for a body that is no JSON for another reason than its grammar, and hides the reason.
-        return _respond(from_unreadable(error.__cause__, request.headers.get("content-encoding", "").strip().lower()))
+        return _respond(
+            request, from_unreadable(error.__cause__, request.headers.get("content-encoding", "").strip().lower())
+        )
     code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code, "invalid_value")
     kind = SERVER_ERROR if error.status_code >= 500 else INVALID_REQUEST
-    response = _respond(ApiError(error.status_code, str(error.detail), code=code, type=kind))
+    response = _respond(request, ApiError(error.status_code, str(error.detail), code=code, type=kind))
     response.headers.update(error.headers or {})
     return response
 

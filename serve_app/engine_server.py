@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -37,14 +38,17 @@ class EngineServer:
         recorder_factory: Callable[[], Recorder] = ServeRecorder,
     ) -> None:
         """Raises CheckpointError or InvalidConfig, which ends the replica with the reason in its log."""
+        started = time.monotonic()
         show_engine_log()
         folder = locate(model, revision, with_weights=True)
         self._coalesce_interval_s = coalesce_interval_s
-        self._engine = engine_factory(folder, engine_config or EngineConfig(), recorder=recorder_factory())
+        recorder = recorder_factory()
+        self._engine = engine_factory(folder, engine_config or EngineConfig(), recorder=recorder)
         if warm_up_tokens > 0:
             # This may already run inside an event loop, which cannot run another one.
             with ThreadPoolExecutor(max_workers=1) as thread:
                 thread.submit(asyncio.run, self._warm_up(warm_up_tokens)).result()
+        recorder.gauge("engine_start_seconds", time.monotonic() - started)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
         """The request's events in batches; raises what the engine raises. Closing it aborts the request."""

@@ -18,6 +18,7 @@ from .checkpoint import describe, locate
 from .config import IngressSettings
 from .errors import KNOWN_ERRORS, SERVER_ERROR, ApiError, to_api_error
 from .schemas import Head
+from .telemetry import ServeRecorder
 
 _NOT_READY: tuple[type[Exception], ...] = (TimeoutError, *KNOWN_ERRORS)
 
@@ -87,6 +88,7 @@ class Ingress:
             checkpoint=describe(folder, model_id),
             limits=settings.limits,
             created=int(time.time()),
+            recorder=ServeRecorder(),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
