@@ -7,17 +7,22 @@ import ray
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from engine import EngineConfig
+from engine import AsyncEngine, EngineConfig
 
 from .autoscaling import LanePolicy
 from .block_router import LIVE_SETTINGS, BlockRouter
 from .config import ActorOptions, AppConfig, EngineServerSettings
-from .engine_server import EngineServer
+from .engine_server import EngineFactory, EngineServer
 from .ingress import Ingress
 
 
 def build_app(args: AppConfig) -> Application:
     """Ingress in front of EngineServer, BlockRouter beside them. Unknown keys and wrong values in `args` are errors."""
+    return assemble(args)
+
+
+def assemble(args: AppConfig, *, engine_factory: EngineFactory = AsyncEngine.from_checkpoint) -> Application:
+    """The same with engines of another make."""
     server = args.engine_server
     routing = args.router.routing
     # The decorator's type hides that it returns a Deployment.
@@ -45,7 +50,14 @@ def build_app(args: AppConfig) -> Application:
             health_check_period_s=server.health_check_period_s,
             user_config=server.live.model_dump(),
         )
-        .bind(args.checkpoint, revision=args.revision, engine_config=args.engine, router=router, settings=server)
+        .bind(
+            args.checkpoint,
+            revision=args.revision,
+            engine_config=args.engine,
+            router=router,
+            settings=server,
+            engine_factory=engine_factory,
+        )
     )
     ingress = cast(Deployment, Ingress).options(
         num_replicas=args.ingress.num_replicas,
