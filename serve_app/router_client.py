@@ -192,7 +192,7 @@ class RoutedEngineClient:
         is_asked_again = self._without_router_until > 0
         if is_asked_again:
             # This request finds out whether it is back; the others do not wait for that.
-            self._without_router_until = self._clock() + self._settings.connect_timeout_s
+            self._without_router_until = self._clock() + self._settings.router_timeout_s
         try:
             decision = await self._decision(route, returned)
         except ROUTER_LOST as error:
@@ -213,7 +213,7 @@ class RoutedEngineClient:
             self._router.assign.remote(RouteCall(route, returned)),
         )
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
+            async with asyncio.timeout(self._settings.router_timeout_s):
                 answer = await anext(response)
             if isinstance(answer, Queued):
                 if self._without_router_until > 0:
@@ -242,7 +242,7 @@ class RoutedEngineClient:
 
         async def tell() -> None:
             try:
-                async with asyncio.timeout(self._settings.connect_timeout_s):
+                async with asyncio.timeout(self._settings.router_timeout_s):
                     await self._tell_lost(router, replica_id, lease)
             except ROUTER_LOST as error:
                 logger.info("the router was not told that %s is lost: %r", replica_id, error)
