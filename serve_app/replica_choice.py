@@ -89,9 +89,9 @@ class ReplicaChoice(RequestRouter):
             self._count(ranked[0], by_id[ranked[0]].routing_stats)
         return [[by_id[id_]] for id_ in ranked]
 
-    # Serve finds the call that a replica was chosen for by the id of the HTTP request around it, which all calls for one
-    # HTTP request share: of several at once, as for several prompts, one would get another's replica and one would wait
-    # for ever. Here it is found by its own metadata.
+    # Serve finds the call that a replica was chosen for by the id of the HTTP request around it, which all calls for
+    # that share: of several at once, as for several prompts, one would get another's replica, and one would wait for
+    # ever. Here it is found by its own metadata.
 
     def _add_pending_request_to_indices(self, pending_request: PendingRequest) -> None:
         self._pending[id(pending_request.metadata)] = pending_request
