@@ -45,6 +45,8 @@ from .request import (
     SteeringParams,
     Suppression,
 )
+from .runner.capacity import plan_memory
+from .runner.memory import MemoryPlan
 from .scheduling import PrefixChanges, prefix_keys
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidRequest",
     "InvalidValue",
+    "MemoryPlan",
     "ModelConfig",
     "NonFiniteLogits",
     "NullRecorder",
@@ -93,5 +96,6 @@ __all__ = [
     "TokenAttribution",
     "Unsupported",
     "check_request",
+    "plan_memory",
     "prefix_keys",
 ]

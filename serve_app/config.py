@@ -18,6 +18,8 @@ from engine import EngineConfig
 
 from .routing.policy import RoutingSettings
 
+BUILDER = "serve_app.app:build_app"
+"""`import_path` of the application in a deploy file."""
 DEMO_CHECKPOINT = Path(__file__).resolve().parents[1] / "demo_model" / "steerling-demo"
 """The small trained model that ships beside this package."""
 

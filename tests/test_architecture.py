@@ -46,6 +46,7 @@ LEVEL = {
         "config": 1,
         "lease_messages": 1,
         "middleware": 1,
+        "strict_keys": 0,
         "schemas": 1,
         "tokenizer": 1,
         "concepts": 1,
@@ -67,7 +68,9 @@ LEVEL = {
         "engine_server": 6,
         "ingress": 6,
         "app": 7,
-        "run": 8,
+        "capacity": 8,
+        "deploy_check": 8,
+        "run": 9,
     },
 }
 
