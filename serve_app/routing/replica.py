@@ -59,6 +59,7 @@ class Replica:
         self._asked_for_prefixes_s = -NEVER
         self._last_void = 0
         self._num_void = 0
+        self._points: tuple[tuple[int, float], ...] = ()
         self.pass_times = UNMEASURED
         self.last_leased = 0
         """Number of the last lease it got, of all: whose turn it is among equals."""
@@ -116,7 +117,8 @@ class Replica:
         self.reported_s = now_s
         self.heard_until_s = now_s + self._settings.replica_timeout_s
         self._num_void = 0
-        if report.pass_seconds:
+        if report.pass_seconds and report.pass_seconds != self._points:
+            self._points = report.pass_seconds
             self.pass_times = PassTimes(report.pass_seconds)
         self._learn_prefixes(report)
         self._settle(report)
