@@ -6,11 +6,10 @@ Knows reports, leases and times. Must not know the queue or other replicas.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from .messages import Lease, ReplicaReport, RouteRequest, RunningBlock
+from .messages import Lease, ReplicaReport, RouteRequest
 from .pass_times import UNMEASURED, PassTimes
 from .settings import RoutingSettings
 
@@ -28,23 +27,6 @@ class _Promise:
     expires_s: float
     is_refused: bool = False
     """The replica had no room, whatever its report said: not asked again before the next one."""
-
-
-class RowForecast:
-    """How many sequences will run, if none come: a replica gets quicker as they end."""
-
-    def __init__(self, passes_left: Iterable[int]) -> None:
-        self._left = sorted(passes_left)
-        self._sums = [0, *accumulate(self._left)]
-
-    def mean_rows(self, start: float, span: float) -> float:
-        """The mean number of rows from `start` passes from now on, for `span` passes."""
-        return (self._row_passes(start + span) - self._row_passes(start)) / span
-
-    def _row_passes(self, passes: float) -> float:
-        """Rows run in so many passes from now."""
-        num_ended = bisect_right(self._left, passes)
-        return self._sums[num_ended] + (len(self._left) - num_ended) * passes
 
 
 class Replica:
@@ -69,8 +51,8 @@ class Replica:
         """When it will have been silent for too long."""
         self.next_expiry_s = NEVER
         """When the next lease times out."""
-        self.load = 0.0
-        """Rows, as a mean over the time of a block, of what runs there, waits there, or is on its way."""
+        self.num_rows = 0
+        """Sequences that run there, wait there, or are on their way."""
         self._accept(report, now_s)
 
     @property
@@ -123,15 +105,13 @@ class Replica:
         self._learn_prefixes(report)
         self._settle(report)
         rows = min(len(report.running) + report.num_waiting, report.num_lanes)
-        self._pass_s = self.pass_times(max(rows, 1))
+        pass_s = self.pass_times(max(rows, 1))
         ending = sorted(
             (block for block in report.running if block.num_blocks_left == 0),
             key=lambda b: (b.num_steps_left, b.num_pages),
         )
-        self._ends_s = [now_s + block.num_steps_left * self._pass_s for block in ending]
+        self._ends_s = [now_s + block.num_steps_left * pass_s for block in ending]
         self._pages_at_end = list(accumulate(block.num_pages for block in ending))
-        self._forecast = RowForecast(self._passes_left(block) for block in report.running)
-        self._rows_reported = self._forecast.mean_rows(0, self._settings.block_size)
         self._refresh()
 
     def _learn_prefixes(self, report: ReplicaReport) -> None:
@@ -158,10 +138,6 @@ class Replica:
         begun = [promise for request_id, promise in self._begun.items() if request_id not in running]
         kept = begun[-report.num_waiting :] if report.num_waiting else []
         self._begun = {promise.request_id: promise for promise in kept}
-
-    def _passes_left(self, block: RunningBlock) -> int:
-        """Passes until a sequence ends, as if its other blocks went one token a pass and none ended sooner."""
-        return block.num_steps_left + block.num_blocks_left * self._settings.block_size
 
     # What it is promised.
 
@@ -218,9 +194,13 @@ class Replica:
             return 0.0
         return max(self._ends_s[-free] - now_s, 0.0) if -free < len(self._ends_s) else NEVER
 
-    def mean_rows(self, at_s: float, span: float) -> float:
-        """Rows that would run beside a request in its first `span` passes, if it began at that time."""
-        rows = self._forecast.mean_rows((at_s - self.reported_s) / self._pass_s, span) + self._num_not_running
+    def rows_at(self, time_s: float) -> int:
+        """Rows that would run beside a request that began then.
+
+        Those that end later count in full: their lanes are given away again, so a forecast of an emptier replica
+        comes true for nobody. Weighing rows by their time left made the slowest first blocks 2 % slower.
+        """
+        rows = self.num_rows - bisect_right(self._ends_s, time_s)
         most = self.report.num_lanes - 1
         return rows if rows < most else most
 
@@ -246,8 +226,7 @@ class Replica:
     def _refresh(self) -> None:
         """Tell anew what follows from report and promises."""
         leases = self._leases.values()
-        self._num_not_running = self.report.num_waiting + len(leases)
-        self.load = self._rows_reported + self._num_not_running
+        self.num_rows = len(self.report.running) + self.report.num_waiting + len(leases)
         self._num_pages_promised = sum(lease.num_pages for lease in leases)
         self._num_pages_promised += sum(promise.num_pages for promise in self._begun.values())
         self.next_expiry_s = min((lease.expires_s for lease in leases), default=NEVER)
