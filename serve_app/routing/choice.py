@@ -22,7 +22,7 @@ from .replica import Replica
 _NUM_LIGHT = 6
 _NUM_SHARING = 4
 """Replicas that are weighed: those with the fewest rows, and those with the fewest rows of all that have a prefix."""
-_NUM_ROWS = attrgetter("num_rows", "last_leased")
+_STANDING = attrgetter("standing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,7 @@ def cheapest(replicas: Iterable[Replica], work: Work, now_s: float) -> tuple[Can
 
 def cheapest_of_all(replicas: Iterable[Replica], work: Work, now_s: float) -> tuple[Candidate | None, bool]:
     """The same, weighing every replica."""
-    request = work.request
-    return _cheapest(
-        [estimate(r, work, now_s) for r in replicas if r.num_pages_available() >= r.num_pages_for(request)]
-    )
+    return _cheapest([estimate(r, work, now_s) for r in replicas if r.has_pages(work.num_prompt_blocks)])
 
 
 def _cheapest(candidates: list[Candidate]) -> tuple[Candidate | None, bool]:
@@ -112,16 +109,15 @@ def _cheapest(candidates: list[Candidate]) -> tuple[Candidate | None, bool]:
 
 def _short_list(replicas: Iterable[Replica], work: Work) -> list[Replica]:
     """Those worth weighing: they have pages, and few rows or a part of the prompt."""
-    request = work.request
-    first_key = request.prefix_keys[0] if request.prefix_keys else None
+    first_key = work.request.prefix_keys[0] if work.request.prefix_keys else None
     found: list[Replica] = []
     num_sharing = 0
-    for replica in sorted(replicas, key=_NUM_ROWS):
+    for replica in sorted(replicas, key=_STANDING):
         is_sharing = first_key is not None and num_sharing < _NUM_SHARING and replica.has_prefix(first_key)
         if len(found) - num_sharing >= _NUM_LIGHT and not is_sharing:
             if first_key is None or num_sharing >= _NUM_SHARING:
                 break
-        elif replica.num_pages_available() >= replica.num_pages_for(request):
+        elif replica.has_pages(work.num_prompt_blocks):
             found.append(replica)
             num_sharing += is_sharing
     return found

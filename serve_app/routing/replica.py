@@ -9,7 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from .messages import Lease, ReplicaReport, RouteRequest
+from .messages import Lease, ReplicaReport
 from .pass_times import UNMEASURED, PassTimes
 from .settings import RoutingSettings
 
@@ -53,6 +53,8 @@ class Replica:
         """When the next lease times out."""
         self.num_rows = 0
         """Sequences that run there, wait there, or are on their way."""
+        self.standing = 0
+        """Rises with its rows, and with its last lease's number where rows are equal."""
         self._accept(report, now_s)
 
     @property
@@ -141,10 +143,11 @@ class Replica:
 
     # What it is promised.
 
-    def promise(self, lease: Lease, request: RouteRequest, now_s: float) -> None:
-        """Reserve a lane and pages for a lease."""
+    def promise(self, lease: Lease, number: int, num_blocks: int, now_s: float) -> None:
+        """Reserve a lane and pages for the number-th lease of all, for so many complete blocks of prompt."""
+        self.last_leased = number
         expires_s = now_s + lease.expected_start_s + self._settings.lease_timeout_s
-        self._leases[lease.lease_id] = _Promise(request.request_id, self.num_pages_for(request), expires_s)
+        self._leases[lease.lease_id] = _Promise(lease.request_id, self._num_pages_for(num_blocks), expires_s)
         self._refresh()
 
     def refused(self, lease_id: str) -> bool:
@@ -172,20 +175,21 @@ class Replica:
         """Negative if more is promised than has ended yet."""
         return self.report.num_lanes_free - self.report.num_waiting - len(self._leases)
 
-    def num_pages_for(self, request: RouteRequest) -> int:
+    def has_pages(self, num_blocks: int) -> bool:
+        """Whether it would admit a prompt of so many complete blocks when a lane is free for it."""
+        return self.num_pages_short(num_blocks) <= 0
+
+    def num_pages_short(self, num_blocks: int) -> int:
+        """Pages that lack for a prompt of so many complete blocks; negative if some would be left."""
+        return self._num_pages_for(num_blocks) - self._num_pages_available
+
+    def _num_pages_for(self, num_blocks: int) -> int:
         """Pages that the replica reserves at admission: the prompt's complete blocks and the first canvas.
 
         Shared pages count too: whether they are held by somebody, and so cost nothing, only the replica knows. No more
         than it has: what can never fit is refused there.
         """
-        num_blocks = max(request.num_prompt_tokens // self._settings.block_size, len(request.prefix_keys))
         return min(num_blocks + 1, self.report.num_pages)
-
-    def num_pages_available(self) -> int:
-        """Pages for one more request when a lane is free for it."""
-        free = self._num_lanes_free
-        coming = self._pages_at_end[-free] if free <= 0 and -free < len(self._ends_s) else 0
-        return self.report.num_pages_free + coming - self._num_pages_promised
 
     def starts_in_s(self, now_s: float) -> float:
         """Seconds until one more request could begin; infinite where that cannot be told."""
@@ -227,10 +231,14 @@ class Replica:
         """Tell anew what follows from report and promises."""
         leases = self._leases.values()
         self.num_rows = len(self.report.running) + self.report.num_waiting + len(leases)
-        self._num_pages_promised = sum(lease.num_pages for lease in leases)
-        self._num_pages_promised += sum(promise.num_pages for promise in self._begun.values())
+        # One number, since it is what all replicas are sorted by for each request.
+        self.standing = (self.num_rows << 48) + self.last_leased
         self.next_expiry_s = min((lease.expires_s for lease in leases), default=NEVER)
         free = self._num_lanes_free
+        promised = sum(lease.num_pages for lease in leases) + sum(begun.num_pages for begun in self._begun.values())
+        # Those of the sequences at whose ends the lane comes free.
+        coming = self._pages_at_end[-free] if free <= 0 and -free < len(self._ends_s) else 0
+        self._num_pages_available = self.report.num_pages_free + coming - promised
         if self.report.is_draining:
             self.opens_s = NEVER
         elif free > 0:
