@@ -50,6 +50,16 @@ def test_a_request_goes_to_the_replica_with_fewest_rows():
     assert decision.reason is AssignmentReason.SOONEST
 
 
+def test_what_a_request_costs_those_that_run_counts_as_much_as_its_own_time():
+    """It would be done sooner beside three others on a quick replica, and make each of them slower."""
+    slow = tuple((rows, 1.8 * seconds) for rows, seconds in PASS_SECONDS)
+    router = Router()
+    router.report(report_of("slow", pass_seconds=slow))
+    router.report(report_of("quick", running=[block(f"x{i}", 64, 3) for i in range(3)]))
+    assert 1.8 * dict(PASS_SECONDS)[1] > PASS_4_S
+    assert assigned(router.submit("r")) == [("r", "slow")]
+
+
 def test_a_row_whose_end_has_passed_since_the_report_counts_no_more():
     router = Router()
     router.report(report_of("long", running=[block("x", 60, 3), block("y", 60, 3)]))
