@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import uuid
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -17,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from engine import NullRecorder, Recorder
 
 from . import __version__
-from .completions import Completion, EngineClient
+from .completions import Caller, Completion, EngineClient
 from .concepts import Concept
 from .config import Limits
 from .disconnect import EventStream, until_disconnect
@@ -38,6 +40,8 @@ from .translation import Checkpoint, check_model, to_engine
 
 # Under `default`, or FastAPI would announce 422s of its own shape.
 router = APIRouter(responses={"default": ERROR_RESPONSE})
+TIMEOUT_HEADER = "x-request-timeout-seconds"
+"""Ray Serve knows it too: there it limits all of a request, here the time until it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
         engine_requests = to_engine(
             body, service.checkpoint, completion_id=completion_id, max_prompts=service.limits.max_prompts
         )
-        completion = Completion(service.client, body, engine_requests, service.checkpoint, completion_id)
+        caller = _caller(request)
+        completion = Completion(service.client, body, engine_requests, service.checkpoint, completion_id, caller)
         if body.stream:
             return EventStream(await until_disconnect(request.receive, _started(completion)))
         return JSONResponse(await until_disconnect(request.receive, _finished(completion)))
@@ -207,6 +212,25 @@ def _api_errors() -> Iterator[None]:
         yield
     except KNOWN_ERRORS as error:
         raise to_api_error(error) from error
+
+
+def _caller(request: Request) -> Caller:
+    """Who sent a request. Raises ApiError for a timeout that is no time."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    # Only to tell keys apart: whoever reads it, in a queue or in a log, learns nothing of the key.
+    is_key = scheme.lower() == "bearer" and key.strip() != ""
+    tenant = hashlib.blake2b(key.strip().encode(), digest_size=8).hexdigest() if is_key else ""
+    timeout = request.headers.get(TIMEOUT_HEADER)
+    if timeout is None:
+        return Caller(tenant=tenant)
+    try:
+        timeout_s = float(timeout)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        message = f"{TIMEOUT_HEADER} is {timeout!r}; it must be a number of seconds above 0"
+        raise ApiError(400, message, code="invalid_value", param=TIMEOUT_HEADER)
+    return Caller(tenant=tenant, timeout_s=timeout_s)
 
 
 def _service(request: Request) -> Service:
