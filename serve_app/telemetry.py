@@ -1,6 +1,6 @@
 """Measurements as Ray Serve metrics: `metrics_table` says what exists, and nothing else is exported.
 
-Also what brings the engine's log into that of the replica.
+Also what brings the engine's log into that of the replica, and keeps noise out of it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ def show_engine_log() -> None:
     engine_log.setLevel(logging.INFO)
     for handler in logger.handlers:
         engine_log.addHandler(handler)
+
+
+def hide_calls_of(method: str) -> None:
+    """Keep calls of `method` that went well out of the replica's access log. Only inside a replica."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return not (hasattr(record, "serve_access_log") and record.getMessage().startswith(f"CALL {method} OK"))
+
+    logger.addFilter(is_wanted)
 
 
 class ServeRecorder:

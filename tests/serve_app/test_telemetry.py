@@ -19,7 +19,7 @@ from engine import (
     SteeringParams,
 )
 from serve_app.metrics_table import ENGINE_METRICS, METRICS
-from serve_app.telemetry import ServeRecorder, show_engine_log
+from serve_app.telemetry import ServeRecorder, hide_calls_of, show_engine_log
 from tests.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,3 +172,23 @@ def test_what_the_table_has_is_recorded_without_a_word(caplog):
     recorder.gauge("lanes_in_use", 2)
     recorder.observe("engine_rows", 4)
     assert not [record for record in caplog.records if "not exported" in record.getMessage()]
+
+
+def test_calls_that_come_all_the_time_are_logged_only_where_they_fail():
+    log = logging.getLogger("ray.serve")
+    shown: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]
+    level, before = log.level, list(log.filters)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    hide_calls_of("report")
+    try:
+        for message in ("CALL report OK 0.5ms", "CALL report ERROR 0.5ms", "CALL assign OK 1.0ms"):
+            log.info(message, extra={"serve_access_log": True})
+        log.info("CALL report OK is what somebody else says")
+    finally:
+        log.filters[:] = before
+        log.removeHandler(handler)
+        log.setLevel(level)
+    assert shown == ["CALL report ERROR 0.5ms", "CALL assign OK 1.0ms", "CALL report OK is what somebody else says"]
