@@ -20,6 +20,7 @@ from .errors import (
     RequestTooLarge,
     Unsupported,
 )
+from .load import EngineLoad, RunningLoad
 from .metrics import NullRecorder, Recorder
 from .output import (
     BlockFinished,
@@ -46,6 +47,7 @@ from .request import (
 )
 from .runner.capacity import plan_memory
 from .runner.memory import MemoryPlan
+from .scheduling import PrefixChanges, prefix_keys
 
 __all__ = [
     "Aborted",
@@ -62,6 +64,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "EngineLoad",
     "EngineStats",
     "EngineStopped",
     "Event",
@@ -78,12 +81,14 @@ __all__ = [
     "NullRecorder",
     "Output",
     "Policy",
+    "PrefixChanges",
     "PromptTooLong",
     "QueueFull",
     "Recorder",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
+    "RunningLoad",
     "SamplingParams",
     "Started",
     "SteeringParams",
@@ -92,4 +97,5 @@ __all__ = [
     "Unsupported",
     "check_request",
     "plan_memory",
+    "prefix_keys",
 ]

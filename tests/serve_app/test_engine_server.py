@@ -18,6 +18,7 @@ from engine import (
     NullRecorder,
     Started,
 )
+from serve_app.config import EngineServerSettings
 from serve_app.engine_server import EngineServer
 from tests.fakes import FakeEngine
 
@@ -39,8 +40,7 @@ def replica(folder):
 
         server = Plain(
             str(folder),
-            coalesce_interval_s=coalesce_interval_s,
-            warm_up_tokens=warm_up_tokens,
+            settings=EngineServerSettings(coalesce_interval_s=coalesce_interval_s, warm_up_tokens=warm_up_tokens),
             engine_factory=factory,
             recorder_factory=NullRecorder,
         )
