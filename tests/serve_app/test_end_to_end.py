@@ -11,9 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,9 +22,12 @@ import httpx
 import pytest
 import yaml
 
+from deploy.grafana.build import DASHBOARDS, alert_rules, metrics_in
 from engine import ModelConfig
 from serve_app.config import DEMO_CHECKPOINT
 from serve_app.run import cluster_processes
+from tests.prometheus import Prometheus, is_installed
+from tests.records import NOT_RECORDED_YET
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 240.0
@@ -40,7 +44,7 @@ def free_port() -> int:
 class Server:
     """`python -m serve_app.run` as a process of its own, and what it said."""
 
-    def __init__(self, config: Path, log: Path) -> None:
+    def __init__(self, config: Path, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
         self.marker = f"GLASSBLOCK_TEST={uuid.uuid4().hex}"
         name, _, value = self.marker.partition("=")
@@ -48,7 +52,7 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve_app.run", str(config)],
                 cwd=ROOT,
-                env={**os.environ, name: value},
+                env={**os.environ, **(environment or {}), name: value},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -70,20 +74,32 @@ class Server:
         return list(cluster_processes(self.marker))
 
 
-def start(folder: Path, **args: object) -> Server:
+def start(folder: Path, environment: Mapping[str, str] | None = None, **args: object) -> Server:
     """The deployment that ships, on a port of its own."""
     config = yaml.safe_load((ROOT / "deploy" / "config.yaml").read_text())
     config["http_options"]["port"] = free_port()
     config["applications"][0]["args"]["engine"]["device"] = "cpu"
+    # So few that requests at once have to give theirs back: whatever these tests ask for has to survive that.
+    config["applications"][0]["args"]["engine"]["num_pages"] = 8
     config["applications"][0]["args"] |= args
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config))
-    return Server(file, folder / "log.txt")
+    return Server(file, folder / "log.txt", environment)
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = start(tmp_path_factory.mktemp("server"))
+def ray_folder() -> Iterator[Path]:
+    """Where Ray keeps the list of the server's metrics ports; other clusters of this machine have another one."""
+    # Not pytest's own folder: the paths of sockets in it would be too long.
+    with tempfile.TemporaryDirectory(prefix="gb", ignore_cleanup_errors=True) as folder:
+        yield Path(folder) / "ray"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path) -> Iterator[str]:
+    # Reports ten times as often as by default, so that measurements are there when they are looked for.
+    environment = {"RAY_TMPDIR": str(ray_folder.parent), "RAY_metrics_report_interval_ms": "1000"}
+    server = start(tmp_path_factory.mktemp("server"), environment)
     try:
         address = server.wait_for(r"Ready: (\S+)")
         # The engine's memory table comes through the replica's log, which may lag behind.
@@ -266,6 +282,93 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_
         server.process.kill()
         for pid in server.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def prometheus(url: str, ray_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    if not is_installed():
+        pytest.skip("needs Prometheus: apt-get install prometheus")
+    with Prometheus(
+        tmp_path_factory.mktemp("prometheus"), ray_folder / "prom_metrics_service_discovery.json"
+    ) as running:
+        yield running
+
+
+def put_load_on(url: str) -> None:
+    """Requests of every kind at once, among them bad ones and one whose client leaves."""
+    quick = {"diffusion": {"tokens_per_step": 16}}
+    bodies = [
+        # Three that do not fit into the pages at once, and one whose prompt fills a block.
+        *({"max_tokens": 200, "seed": seed, **quick} for seed in range(3)),
+        {"prompt": "an animal that lives in the sea " * 10, "max_tokens": 8, **quick},
+        {"max_tokens": 20, "steering": {"concepts": ["music"], "strength": 4}, **quick},
+        {"max_tokens": 20, "attribution": {"level": "token", "top_k": 1}, **quick},
+        {"max_tokens": 20, "diffusion": {"policy": "threshold", "threshold": 0.3}},
+    ]
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        list(clients.map(lambda body: complete(url, **body), bodies))
+    # Drafts ride in passes of few rows only.
+    complete(url, max_tokens=16, diffusion={"policy": "lossless"})
+    stream(url, max_tokens=70, **quick)
+    body = {"prompt": PROMPT, "stream": True, "max_tokens": 400}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as leaving:
+        next(leaving.iter_lines())
+    for path in ("/v1/concepts/0", "/v1/concepts/99999999", "/nowhere"):
+        httpx.get(url + path, timeout=TIMEOUT_S)
+    httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 0}, timeout=TIMEOUT_S)
+
+
+SELECTOR = re.compile(r"(?:ray_glassblock_[a-z_]+|\bup)(?:\{[^}]*\})?")
+RARE = {"ingress_cut_streams", "router_refused_leases", "router_rejections", "router_restarts_seen"} | {
+    "ingress_retries",
+    "ingress_router_fallbacks",
+}
+"""Counters that a server on which nothing goes wrong never counts, and Ray exports none before its first count."""
+NOTHING_WRONG = {'code=~"5.."', 'code="429"'}
+"""Selections of other counters that are empty for the same reason."""
+
+
+def expected_queries() -> tuple[dict[str, str], dict[str, str]]:
+    """Panels' expressions and the selectors of alerts, by what they belong to: those with data, and those without."""
+    with_data, without = {}, {}
+    variables = {"$cluster": ".*", "$application": ".*", "$replica": ".*", "$__rate_interval": "5m"}
+    for dashboard in DASHBOARDS:
+        for panel in dashboard.panels:
+            for query in panel.queries:
+                expr = query.expr
+                for name, value in variables.items():
+                    expr = expr.replace(name, value)
+                is_rare = bool(metrics_in(expr) & RARE) and "vector(0)" not in expr
+                is_to_come = bool(metrics_in(expr) & NOT_RECORDED_YET)
+                (without if is_rare or is_to_come else with_data)[f"{panel.title}: {query.legend}"] = expr
+    for rule in alert_rules():
+        without[rule["alert"]] = rule["expr"]
+        for selector in SELECTOR.findall(rule["expr"]):
+            is_rare = bool(metrics_in(selector) & RARE) or any(labels in selector for labels in NOTHING_WRONG)
+            is_to_come = bool(metrics_in(selector) & NOT_RECORDED_YET)
+            (without if is_rare or is_to_come else with_data)[f"{rule['alert']}: {selector}"] = selector
+    return with_data, without
+
+
+def test_every_panel_and_alert_finds_data_in_a_real_prometheus(url, prometheus):
+    """Also what nobody wrote by hand: names as Ray exports them, labels, the place where Ray lists its ports."""
+    with_data, without = expected_queries()
+    assert len(with_data) > 60
+    for what, expr in without.items():
+        # It may find nothing, but it is understood.
+        assert prometheus.query(expr) is not None, what
+    end = time.monotonic() + TIMEOUT_S
+    missing = with_data
+    while missing and time.monotonic() < end:
+        # Rates need two looks at a series with a difference between them.
+        put_load_on(url)
+        time.sleep(3)
+        missing = {what: expr for what, expr in missing.items() if not prometheus.has_number(expr)}
+    assert not missing
+    assert all(value == 1 for value in prometheus.query("up"))
+    assert prometheus.query('count(ray_glassblock_engine_start_seconds{application="glassblock"})') == [1]
+    # Nothing of this is an alert.
+    assert prometheus.alerts() == set()
 
 
 def readme_examples() -> list[tuple[str, str]]:
