@@ -76,8 +76,8 @@ class AutoscalingSettings(StrictModel):
     """How long more replicas have to be wanted before they come."""
     downscale_delay_s: float = Field(default=300.0, ge=0)
     """How long fewer have to be wanted before some leave. Loading a checkpoint again takes minutes."""
-    look_back_period_s: float = Field(default=10.0, gt=0)
-    """What replicas say is averaged over this."""
+    look_back_period_s: float = Field(default=15.0, gt=10)
+    """What replicas say is averaged over this; they say it every 10 s."""
 
     @model_validator(mode="after")
     def _check_order(self) -> AutoscalingSettings:
@@ -157,8 +157,9 @@ class IngressSettings(StrictModel):
     ready_timeout_s: float = Field(default=2.0, gt=0)
     """How long `/ready` waits for an engine replica's answer."""
     connect_timeout_s: float = Field(default=2.0, gt=0)
-    """How long the router, or a replica that a lease names, may take to say that it has the request. What it takes to
-    serve it, or to wait in the queue, does not count."""
+    """How long a replica may take to say that it has a request. What it takes to serve it does not count."""
+    router_timeout_s: float = Field(default=1.0, gt=0)
+    """The same for the router. How long the request waits in its queue does not count."""
     max_tries: int = Field(default=5, ge=1)
     """Replicas that are asked for one request, as long as nothing of it was sent, before it is an error."""
     router_retry_s: float = Field(default=0.5, ge=0)

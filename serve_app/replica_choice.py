@@ -64,6 +64,7 @@ class ReplicaChoice(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve once."""
         self._sent: dict[str, tuple[float, int]] = {}
+        self._pending: dict[int, PendingRequest] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -87,6 +88,20 @@ class ReplicaChoice(RequestRouter):
         if ranked and route is not None:
             self._count(ranked[0], by_id[ranked[0]].routing_stats)
         return [[by_id[id_]] for id_ in ranked]
+
+    # Serve finds the call that a replica was chosen for by the id of the HTTP request around it, which all calls for
+    # that share: of several at once, as for several prompts, one would get another's replica, and one would wait for
+    # ever. Here it is found by its own metadata.
+
+    def _add_pending_request_to_indices(self, pending_request: PendingRequest) -> None:
+        self._pending[id(pending_request.metadata)] = pending_request
+
+    def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
+        self._pending.pop(id(pending_request.metadata), None)
+
+    def _get_pending_request_matching_internal_request_id(self, request_metadata: Any = None) -> PendingRequest | None:
+        pending = self._pending.get(id(request_metadata))
+        return pending if pending is not None and not pending.future.done() else None
 
     def _count(self, replica_id: str, stats: dict[str, Any]) -> None:
         """What is sent counts until the replica's clock is newer."""

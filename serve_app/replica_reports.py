@@ -86,6 +86,7 @@ class Reporter:
         self._news = asyncio.Event()
         self._number = 0
         self._is_failing = False
+        self._must_tell_all = False
         self.last_answer: ReportAnswer | None = None
         """What the router said last; None before, and while it cannot be reached."""
 
@@ -114,7 +115,10 @@ class Reporter:
                 await self._outlive(error)
                 continue
             self._is_failing = False
-            if self.last_answer.wants_all_prefixes:
+            if report.has_all_prefixes:
+                self._must_tell_all = False
+            if self.last_answer.wants_all_prefixes or self._must_tell_all:
+                self._must_tell_all = True
                 self._ask_load(True)
 
     async def _wait_for_news(self) -> None:
@@ -123,11 +127,12 @@ class Reporter:
             async with asyncio.timeout(self._heartbeat_s):
                 await self._news.wait()
         except TimeoutError:
-            self._ask_load(False)
+            self._ask_load(self._must_tell_all)
             await self._news.wait()
 
     async def _outlive(self, error: Exception) -> None:
         self.last_answer = None
+        self._must_tell_all = True
         if not self._is_failing:
             self._is_failing = True
             logger.warning("the router cannot be told how this replica is; trying on: %r", error)

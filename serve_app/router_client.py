@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from engine import EngineStopped, Event, GenerateRequest, Recorder, prefix_keys
+from engine import EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
 
 from .completions import Caller
 from .config import IngressSettings
@@ -84,9 +84,11 @@ class RoutedEngineClient:
             await self.check_ready()
         span = RouteSpan(self._tracer, request.request_id or "")
         try:
-            async for events in self._serve(self._route(request, caller or Caller()), request, span):
-                span.generated(events)
-                yield events
+            served = self._serve(self._route(request, caller or Caller()), request, span)
+            async with aclosing(served) as batches:
+                async for events in batches:
+                    span.generated(events)
+                    yield events
         except KNOWN_ERRORS as error:
             span.close(error)
             raise to_api_error(error) from error
@@ -131,7 +133,7 @@ class RoutedEngineClient:
 
     async def _serve(
         self, route: RouteRequest, request: GenerateRequest, span: RouteSpan
-    ) -> AsyncIterator[tuple[Event, ...]]:
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
         """Try replicas until one has taken the request and sent something; from then on it is that one's."""
         arrived = self._clock()
         returned: Returned | None = None
@@ -146,7 +148,7 @@ class RoutedEngineClient:
             )
             # In the end a request waits at some replica rather than being sent to and fro.
             lease = None if is_last and num_tries > 1 else await self._lease(again, returned)
-            has_sent = False
+            has_sent = is_finished = False
             replica_id = lease.replica_id if lease is not None else ""
             span.leased(replica_id or None)
             try:
@@ -163,13 +165,18 @@ class RoutedEngineClient:
                         async for events in batches:
                             has_sent = True
                             yield events
-                        return
+                            is_finished = isinstance(events[-1], Finished)
+                        if is_finished:
+                            return
+                        raise EngineStopped("the replica ended the stream before its last event")
             except REPLICA_LOST as error:
                 span.lost(replica_id)
-                # The stream is a program of commits that only this replica has run: it cannot go on elsewhere.
+                # What was sent was this replica's; its client has to know that no more comes.
                 if has_sent or is_last:
                     self._note_lost(replica_id, lease)
-                    raise error if not isinstance(error, TimeoutError) else _not_ready() from error
+                    if isinstance(error, TimeoutError):
+                        raise _not_ready() from error
+                    raise
                 logger.warning("%s: replica %s is lost (%r); trying another", route.request_id, replica_id, error)
                 self._recorder.count("ingress_retries")
                 returned = self._returned(replica_id, lease)
@@ -188,7 +195,9 @@ class RoutedEngineClient:
         )
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
-                first = await anext(response)
+                first = await anext(response, None)
+            if first is None:
+                raise EngineStopped("the replica ended the call without a word")
             assert isinstance(first, Welcome | Refusal), first
             yield first, cast(AsyncIterator[tuple[Event, ...]], response)
         finally:
@@ -207,7 +216,7 @@ class RoutedEngineClient:
         is_asked_again = self._without_router_until > 0
         if is_asked_again:
             # This request finds out whether it is back; the others do not wait for that.
-            self._without_router_until = self._clock() + self._settings.connect_timeout_s
+            self._without_router_until = self._clock() + self._settings.router_timeout_s
         try:
             decision = await self._decision(route, returned)
         except ROUTER_LOST as error:
@@ -228,17 +237,17 @@ class RoutedEngineClient:
             self._router.assign.remote(RouteCall(route, returned)),
         )
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
-                answer = await anext(response)
+            async with asyncio.timeout(self._settings.router_timeout_s):
+                answer = await anext(response, None)
             if isinstance(answer, Queued):
                 if self._without_router_until > 0:
                     # It is back, though it has no place yet: nobody need go without it.
                     self._without_router_until = 0.0
-                answer = await anext(response)
+                answer = await anext(response, None)
+            if answer is None:
+                raise TimeoutError("the router ended the call without a decision")
             assert not isinstance(answer, Queued)
             return answer
-        except StopAsyncIteration as error:
-            raise TimeoutError("the router ended the call without a decision") from error
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
 
@@ -257,7 +266,7 @@ class RoutedEngineClient:
 
         async def tell() -> None:
             try:
-                async with asyncio.timeout(self._settings.connect_timeout_s):
+                async with asyncio.timeout(self._settings.router_timeout_s):
                     await self._tell_lost(router, replica_id, lease)
             except ROUTER_LOST as error:
                 logger.info("the router was not told that %s is lost: %r", replica_id, error)

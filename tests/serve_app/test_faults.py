@@ -127,7 +127,13 @@ def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "engine": ENGINE,
         "engine_server": {"num_replicas": 2, "warm_up_tokens": 2, "lease_grace_s": 0.3, **no_cpu},
         "router": {"routing": {"max_queue": MAX_QUEUE, "replica_timeout_s": 60, "lease_timeout_s": 60}, **no_cpu},
-        "ingress": {"num_replicas": 2, "ready_timeout_s": 30.0, "connect_timeout_s": 5.0, **no_cpu},
+        "ingress": {
+            "num_replicas": 2,
+            "ready_timeout_s": 30.0,
+            "connect_timeout_s": 10.0,
+            "router_timeout_s": 3.0,
+            **no_cpu,
+        },
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
