@@ -116,6 +116,9 @@ class BlockRouter:
         """A replica was found dead."""
         self._forget(replica_id)
 
+    async def ping(self) -> None:
+        """Answer that there is a router."""
+
     async def check_health(self) -> None:
         """Called by Serve: fails if the policy does."""
         self._handle(None)

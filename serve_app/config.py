@@ -162,8 +162,8 @@ class IngressSettings(StrictModel):
     """The same for the router. How long the request waits in its queue does not count."""
     max_tries: int = Field(default=5, ge=1)
     """Replicas that are asked for one request, as long as nothing of it was sent, before it is an error."""
-    router_retry_s: float = Field(default=0.5, ge=0)
-    """Once the router has not answered, replicas are chosen without it for so long before it is asked again."""
+    router_retry_s: float = Field(default=0.5, gt=0)
+    """Once the router has not answered, replicas are chosen without it; this often it is asked whether it is back."""
     limits: Limits = Limits()
 
 

@@ -6,7 +6,7 @@ Knows the engine's last load and what was taken since. Must not know Ray, asynci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from engine import EngineLoad
 
@@ -26,7 +26,7 @@ class LeaseDesk:
         self._load: EngineLoad | None = None
         self._load_at = 0.0
         self._prefixes: set[bytes] = set()
-        self._claims: dict[str, int] = {}  # pages by request id, from being taken to its end
+        self._claims: dict[str, int] = {}  # pages by request id, from being taken until it is seen to run
         self._settled: list[str] = []
 
     @property
@@ -43,13 +43,16 @@ class LeaseDesk:
     def num_waiting(self) -> int:
         """Requests that are here and have no lane, as far as is known."""
         # The engine also counts preempted ones; those that have just been taken it does not count yet.
-        return max(len(self._unstarted()), self._load.num_waiting if self._load is not None else 0)
+        return max(len(self._claims), self._load.num_waiting if self._load is not None else 0)
 
     def update(self, load: EngineLoad) -> None:
         """Take the engine's load; the loads of one engine have to come in their order."""
         self._load, self._load_at = load, self._clock()
         if load.prefixes.is_everything:
             self._prefixes = set()
+        # From here on the engine counts them, also those that it preempts; what ends them nobody need say.
+        for block in load.running:
+            self._claims.pop(block.request_id, None)
         self._prefixes.difference_update(load.prefixes.removed)
         self._prefixes.update(load.prefixes.added)
 
@@ -70,17 +73,13 @@ class LeaseDesk:
         self._claims[request_id] = num_pages
 
     def leave(self, request_id: str) -> None:
-        """Forget a request that has ended."""
+        """Forget a request that has ended, perhaps before it ran."""
         self._claims.pop(request_id, None)
 
     def take_settled(self) -> tuple[str, ...]:
         """Ids of the leases that were answered since this was last called."""
         settled, self._settled = tuple(self._settled), []
         return settled
-
-    def _unstarted(self) -> Collection[str]:
-        running = {block.request_id for block in self._load.running} if self._load is not None else set()
-        return [request_id for request_id in self._claims if request_id not in running]
 
     def _has_room(self, num_pages: int, prefix_keys: Sequence[bytes]) -> bool:
         load = self._load
@@ -90,7 +89,7 @@ class LeaseDesk:
         while num_shared < len(prefix_keys) and prefix_keys[num_shared] in self._prefixes:
             num_shared += 1
         lanes_free = load.num_lanes_free - self.num_waiting
-        pages_free = load.num_pages_free - sum(self._claims[request_id] for request_id in self._unstarted())
+        pages_free = load.num_pages_free - sum(self._claims.values())
         pages_wanted = num_pages - num_shared
         if lanes_free >= 1 and pages_free >= pages_wanted:
             return True

@@ -72,7 +72,8 @@ class RoutedEngineClient:
         self._tracer = tracer
         self._clock = clock
         self._is_ready = False
-        self._without_router_until = 0.0
+        self._search: asyncio.Task[None] | None = None
+        """Runs while the router is away."""
         self._notes: set[asyncio.Task[None]] = set()
 
     async def generate(
@@ -210,25 +211,36 @@ class RoutedEngineClient:
         """
         if self._router is None:
             return None
-        if self._clock() < self._without_router_until:
+        if self._search is not None and not self._search.done():
             self._recorder.count("ingress_router_fallbacks")
             return None
-        is_asked_again = self._without_router_until > 0
-        if is_asked_again:
-            # This request finds out whether it is back; the others do not wait for that.
-            self._without_router_until = self._clock() + self._settings.router_timeout_s
         try:
             decision = await self._decision(route, returned)
         except ROUTER_LOST as error:
-            if not is_asked_again:
+            if self._search is None or self._search.done():
                 logger.warning("the router cannot be reached (%r); choosing replicas without it", error)
-            self._without_router_until = self._clock() + self._settings.router_retry_s
+                self._search = asyncio.ensure_future(self._find_router())
             self._recorder.count("ingress_router_fallbacks")
             return None
-        self._without_router_until = 0.0
         if isinstance(decision, Rejected):
             raise _rejection(decision)
         return decision
+
+    async def _find_router(self) -> None:
+        """Ask for the router until it answers, so that no request has to find out."""
+        assert self._router_calls is not None
+        while True:
+            await asyncio.sleep(self._settings.router_retry_s)
+            response = self._router_calls.ping.remote()
+            try:
+                async with asyncio.timeout(self._settings.router_timeout_s):
+                    await response
+                break
+            except ROUTER_LOST:
+                continue
+            finally:
+                response.cancel()  # type: ignore[no-untyped-call]
+        logger.info("the router is back")
 
     async def _decision(self, route: RouteRequest, returned: Returned | None) -> Lease | Rejected:
         assert self._router is not None
@@ -240,9 +252,6 @@ class RoutedEngineClient:
             async with asyncio.timeout(self._settings.router_timeout_s):
                 answer = await anext(response, None)
             if isinstance(answer, Queued):
-                if self._without_router_until > 0:
-                    # It is back, though it has no place yet: nobody need go without it.
-                    self._without_router_until = 0.0
                 answer = await anext(response, None)
             if answer is None:
                 raise TimeoutError("the router ended the call without a decision")

@@ -3,7 +3,7 @@
     cost = start + steps x T(n + 1) + prefill            until the request's own first block is finished
          + n x (horizon x (T(n + 1) - T(n)) + prefill)   by which it delays those that run there
 
-T(n) is the replica's measured time of a pass with n rows, n the mean number of rows that will run beside the request,
+T(n) is the replica's measured time of a pass with n rows, n the rows that will run beside the request when it begins,
 and prefill the time by which the rows of prompt blocks that are not cached there lengthen passes. The first rows of a
 pass are nearly free and later ones are not, so the second line is what keeps an empty replica ahead of a busy one.
 """
@@ -21,8 +21,8 @@ from .replica import Replica
 
 _NUM_LIGHT = 6
 _NUM_SHARING = 4
-"""Replicas that are weighed: those with the least load, and those with the least load of all that have a prefix."""
-_LOAD = attrgetter("load", "last_leased")
+"""Replicas that are weighed: those with the fewest rows, and those with the fewest rows of all that have a prefix."""
+_STANDING = attrgetter("standing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Candidate(NamedTuple):
 def estimate(replica: Replica, work: Work, now_s: float) -> Candidate:
     """What would come of sending the work to a replica as soon as it can begin."""
     start_s = replica.starts_in_s(now_s)
-    rows = replica.mean_rows(now_s + start_s, work.horizon)
+    rows = replica.rows_at(now_s + start_s)
     seconds = replica.pass_times
     beside_s, with_it_s = seconds(rows), seconds(rows + 1)
     denoise_s = start_s + work.num_first_passes * with_it_s
@@ -86,7 +86,7 @@ def estimate(replica: Replica, work: Work, now_s: float) -> Candidate:
 def cheapest(replicas: Iterable[Replica], work: Work, now_s: float) -> tuple[Candidate | None, bool]:
     """The cheapest of the replicas that have pages for the work, and whether it is so by its cached prefix.
 
-    Only those with the least load are weighed, and a few that hold the beginning of the prompt:
+    Only those with the fewest rows are weighed, and a few that hold the beginning of the prompt:
     `cheapest_of_all` would rarely choose another one.
     """
     return _cheapest([estimate(replica, work, now_s) for replica in _short_list(replicas, work)])
@@ -94,10 +94,7 @@ def cheapest(replicas: Iterable[Replica], work: Work, now_s: float) -> tuple[Can
 
 def cheapest_of_all(replicas: Iterable[Replica], work: Work, now_s: float) -> tuple[Candidate | None, bool]:
     """The same, weighing every replica."""
-    request = work.request
-    return _cheapest(
-        [estimate(r, work, now_s) for r in replicas if r.num_pages_available() >= r.num_pages_for(request)]
-    )
+    return _cheapest([estimate(r, work, now_s) for r in replicas if r.has_pages(work.num_prompt_blocks)])
 
 
 def _cheapest(candidates: list[Candidate]) -> tuple[Candidate | None, bool]:
@@ -111,17 +108,16 @@ def _cheapest(candidates: list[Candidate]) -> tuple[Candidate | None, bool]:
 
 
 def _short_list(replicas: Iterable[Replica], work: Work) -> list[Replica]:
-    """Those worth weighing: they have pages, and little load or a part of the prompt."""
-    request = work.request
-    first_key = request.prefix_keys[0] if request.prefix_keys else None
+    """Those worth weighing: they have pages, and few rows or a part of the prompt."""
+    first_key = work.request.prefix_keys[0] if work.request.prefix_keys else None
     found: list[Replica] = []
     num_sharing = 0
-    for replica in sorted(replicas, key=_LOAD):
+    for replica in sorted(replicas, key=_STANDING):
         is_sharing = first_key is not None and num_sharing < _NUM_SHARING and replica.has_prefix(first_key)
         if len(found) - num_sharing >= _NUM_LIGHT and not is_sharing:
             if first_key is None or num_sharing >= _NUM_SHARING:
                 break
-        elif replica.num_pages_available() >= replica.num_pages_for(request):
+        elif replica.has_pages(work.num_prompt_blocks):
             found.append(replica)
             num_sharing += is_sharing
     return found

@@ -51,7 +51,11 @@ class RoutingPolicy:
     """
 
     def __init__(self, settings: RoutingSettings | None = None, *, lease_prefix: str = "") -> None:
-        """`lease_prefix` begins every lease's id: with another one, a new router's leases are never an old one's."""
+        """`lease_prefix` begins every lease's id: with another one, a new router's leases are never an old one's.
+
+        `settings` may be replaced later: limits of the queue, `prefix_wait_s` and `block_size` then change at once, the
+        other times only for replicas that are new; `max_wait_s` stays.
+        """
         self.settings = settings or RoutingSettings()
         self._lease_prefix = lease_prefix
         self._queue = WaitingQueue(self.settings.max_wait_s)
@@ -189,13 +193,13 @@ class RoutingPolicy:
         is_overdue = self._queue.is_overdue(waiting, self._now_s)
         if best is None:
             if is_overdue:
-                self._claim(waiting, allowed)
+                self._claim(waiting, work, allowed)
             return False
         if not is_overdue and self._is_worth_waiting(waiting, work, best):
             waiting.has_waited_for_prefix = True
             return False
         is_by_prefix = is_by_prefix or (waiting.has_waited_for_prefix and best.num_cached > 0)
-        self._assign(waiting, best, AssignmentReason.PREFIX if is_by_prefix else AssignmentReason.SOONEST)
+        self._assign(waiting, work, best, AssignmentReason.PREFIX if is_by_prefix else AssignmentReason.SOONEST)
         return True
 
     def _is_worth_waiting(self, waiting: Waiting, work: Work, best: Candidate) -> bool:
@@ -206,18 +210,18 @@ class RoutingPolicy:
         closed = (r for r in self._replicas.values() if r.heard_until_s >= self._now_s and r.id not in self._claims)
         return sooner_with_prefix(closed, work, best, self._now_s, until_s) is not None
 
-    def _claim(self, waiting: Waiting, allowed: list[Replica]) -> None:
+    def _claim(self, waiting: Waiting, work: Work, allowed: list[Replica]) -> None:
         """Keep others from the replica that is nearest to having the pages it needs."""
         claimed = self._replicas.get(waiting.claimed_replica or "")
         if claimed is not None and not claimed.report.is_draining and claimed.heard_until_s >= self._now_s:
             return
         self._release_claim(waiting)
         if allowed:
-            nearest = max(allowed, key=lambda r: (r.num_pages_available() - r.num_pages_for(waiting.request), r.id))
+            nearest = min(allowed, key=lambda r: (r.num_pages_short(work.num_prompt_blocks), r.id))
             waiting.claimed_replica = nearest.id
             self._claims[nearest.id] = waiting
 
-    def _assign(self, waiting: Waiting, chosen: Candidate, reason: AssignmentReason) -> None:
+    def _assign(self, waiting: Waiting, work: Work, chosen: Candidate, reason: AssignmentReason) -> None:
         request, replica = waiting.request, chosen.replica
         self._remove(waiting, is_served=True)
         self._num_leases += 1
@@ -227,8 +231,7 @@ class RoutingPolicy:
             replica_id=replica.id,
             expected_start_s=replica.starts_in_s(self._now_s),
         )
-        replica.promise(lease, request, self._now_s)
-        replica.last_leased = self._num_leases
+        replica.promise(lease, self._num_leases, work.num_prompt_blocks, self._now_s)
         self._assigned_s.append(self._now_s)
         self._decisions.append(Assigned(lease, reason, self._now_s - waiting.arrived_s))
 

@@ -87,10 +87,10 @@ class _Level:
         name = waiting.request.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
+            # Those that owe nothing were forgotten, so one that comes back starts in the present.
             self._num_tenants += 1
             tenant = self._tenants[name] = _Tenant(self._num_tenants, self._clock)
         if not tenant.line:
-            tenant.clock = max(tenant.clock, self._clock)
             insort(self._active, (tenant.clock, tenant.number, tenant))
         insort(tenant.line, waiting.place)
 

@@ -143,3 +143,14 @@ def test_every_lease_that_was_answered_is_told_once(desk):
 def test_nothing_is_taken_before_the_engine_has_said_how_it_is(clock):
     desk = LeaseDesk("here", grace_s=0.1, clock=clock)
     assert desk.refusal(lease(), 1, ()) is RefusalReason.NO_ROOM
+
+
+def test_a_request_that_ran_is_gone_when_it_runs_no_more_though_nobody_said_so(desk):
+    """An ingress that dies may leave its calls behind; their lanes used to count as promised for ever."""
+    desk.take("a", 1)
+    desk.update(load(block("a")))
+    desk.update(load())
+    assert desk.num_waiting == 0
+    for i in range(2):
+        assert desk.refusal(lease(i), 1, ()) is None
+        desk.take(f"r{i}", 1)

@@ -105,7 +105,8 @@ class Scene:
         self.now = 0.0
         decisions = None if decisions is None else list(decisions)
         self.engine = Handle(lambda name, args, session: takes.pop(0) if name == "take" else [{}])
-        self.router = Handle(lambda name, args, session: decisions.pop(0) if name == "assign" else [None])
+        self.pings: list[list[Any]] = []
+        self.router = Handle(self._answer(decisions))
         self.client = RoutedEngineClient(
             self.engine,
             None if decisions is None else self.router,
@@ -114,6 +115,14 @@ class Scene:
             recorder=self.records,
             clock=lambda: self.now,
         )
+
+    def _answer(self, decisions: list[list[Any]] | None) -> Callable[[str, tuple, str], list[Any]]:
+        def answer(name: str, args: tuple, session_id: str) -> list[Any]:
+            if name == "assign":
+                return decisions.pop(0)
+            return self.pings.pop(0) if name == "ping" and self.pings else [None]
+
+        return answer
 
     async def run(self, caller: Caller | None = None, **fields: Any) -> list[Any]:
         async with asyncio.timeout(30):
@@ -238,29 +247,20 @@ async def test_an_error_of_the_request_is_not_tried_elsewhere():
 @pytest.mark.parametrize(
     "failure", [[DIED], [GONE], [HANG], [Queued(), DIED], []], ids=["died", "gone", "silent", "died later", "ended"]
 )
-async def test_a_router_that_fails_is_done_without(failure):
-    scene = Scene([[Welcome("b"), SECOND]] * 3, [failure, [lease("a")]])
+async def test_a_router_that_fails_is_done_without_until_it_answers_again(failure):
+    scene = Scene([[Welcome("b"), SECOND]] * 4, [failure, [lease("a")]], router_retry_s=0.01)
+    scene.pings = [[DIED], [HANG]]
     assert await scene.run() == [SECOND]
     assert scene.engine.of("take")[0][1] == "", "Serve's choice, not a lease's"
-    # For a while nobody waits for it again, and then it is back.
+    # While somebody looks for it no request waits for it.
     assert await scene.run() == [SECOND]
     assert scene.records.counts == {"ingress_router_fallbacks": 2}
-    scene.now += IngressSettings().router_retry_s + 0.1
+    assert len(scene.router.of("assign")) == 1
+    async with asyncio.timeout(30):
+        await scene.client._search
+    assert len(scene.router.of("ping")) == 3
     assert await scene.run() == [SECOND]
     assert scene.engine.of("take")[2][1] == "a"
-    assert len(scene.router.of("assign")) == 2
-
-
-async def test_while_one_request_looks_for_the_router_the_others_do_not_wait():
-    scene = Scene([[Welcome("b"), SECOND]] * 3, [[DIED], [HANG]], router_timeout_s=0.2)
-    await scene.run()
-    scene.now += 1.0
-    looking = asyncio.ensure_future(scene.run())
-    while len(scene.router.of("assign")) < 2:
-        await asyncio.sleep(0)
-    assert await scene.run() == [SECOND]
-    assert not looking.done()
-    assert await looking == [SECOND]
 
 
 @pytest.mark.parametrize(

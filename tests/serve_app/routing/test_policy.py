@@ -50,11 +50,29 @@ def test_a_request_goes_to_the_replica_with_fewest_rows():
     assert decision.reason is AssignmentReason.SOONEST
 
 
-def test_of_two_replicas_with_equal_rows_the_one_whose_sequences_end_sooner_is_taken():
+def test_what_a_request_costs_those_that_run_counts_as_much_as_its_own_time():
+    """It would be done sooner beside three others on a quick replica, and make each of them slower."""
+    slow = tuple((rows, 1.8 * seconds) for rows, seconds in PASS_SECONDS)
+    router = Router()
+    router.report(report_of("slow", pass_seconds=slow))
+    router.report(report_of("quick", running=[block(f"x{i}", 64, 3) for i in range(3)]))
+    assert 1.8 * dict(PASS_SECONDS)[1] > PASS_4_S
+    assert assigned(router.submit("r")) == [("r", "slow")]
+
+
+def test_a_row_whose_end_has_passed_since_the_report_counts_no_more():
     router = Router()
     router.report(report_of("long", running=[block("x", 60, 3), block("y", 60, 3)]))
-    router.report(report_of("short", running=[block("z", 60, 3), block("w", 3)]))
+    router.report(report_of("short", running=[block("z", 60, 3), block("w", 3), block("v", 3)]))
+    router.now_s += 3 * PASS_4_S
     assert assigned(router.submit("r")) == [("r", "short")]
+
+
+def test_equal_replicas_take_turns():
+    router = Router()
+    for id in "abc":
+        router.report(report_of(id))
+    assert [assigned(router.submit(f"r{i}"))[0][1] for i in range(6)] == list("abcabc")
 
 
 def test_a_quick_replica_is_worth_a_few_more_rows():
@@ -213,7 +231,7 @@ def long_prefixes() -> tuple[Router, dict[str, object]]:
     keys = tuple(bytes([i]) * 8 for i in range(60))
     router = Router(release_ahead_s=0.0)
     router.report(full("holds", steps=[2, 10, 20, 30], prefixes_added=keys))
-    router.report(report_of("free", running=[block("z", 64, 3)]))
+    router.report(report_of("free", running=[block(f"z{i}", 64, 3) for i in range(3)]))
     return router, {"num_prompt_tokens": 60 * 64, "prefix_keys": keys}
 
 
