@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine import Engine, EngineConfig
+from engine import Engine, EngineConfig, Recorder
 from tests.checkpoints import Recipe
 from tests.oracle import Oracle
 
@@ -43,12 +43,12 @@ def oracle() -> Callable[[Recipe], Oracle]:
 
 @pytest.fixture
 def make_engine(checkpoint: Callable[[Recipe], Path]) -> Iterator[MakeEngine]:
-    """(recipe, **EngineConfig fields) -> Engine. After the test, idle engines hold no page."""
+    """(recipe, recorder=None, **EngineConfig fields) -> Engine. After the test, idle engines hold no page."""
     made: list[Engine] = []
 
-    def make(recipe: Recipe, **config: Any) -> Engine:
+    def make(recipe: Recipe, *, recorder: Recorder | None = None, **config: Any) -> Engine:
         values = {"device": "cpu", "dtype": "float32", "num_pages": 128, "max_rows": 16, **config}
-        made.append(Engine.from_checkpoint(checkpoint(recipe), EngineConfig(**values)))
+        made.append(Engine.from_checkpoint(checkpoint(recipe), EngineConfig(**values), recorder=recorder))
         return made[-1]
 
     yield make

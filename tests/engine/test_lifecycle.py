@@ -214,13 +214,13 @@ def test_prompt_tokens_are_told_apart_by_where_their_pages_came_from(measured):
 
 def test_rows_are_counted_by_kind_and_times_by_bucket(measured):
     run = measured()
-    run.engine.generate([asked(index=index) for index in range(5)])
+    run.engine.generate([asked(index=index) for index in range(7)])
     counts, observed = run.records.counts, run.records.observed
-    # Five rows ride in the graph for six; the last block is not sealed, and a seal row rides with a denoise row.
-    assert len(observed["engine_pass_seconds", "6"]) == 2 * PASSES - 1
-    assert len(observed["engine_pass_seconds", "12"]) == 1
-    assert counts["rows_run", "denoise"] == 5 * 2 * PASSES
-    assert counts["rows_run", "seal"] == 5
+    # Seven rows ride in the graph for eight; the last block is not sealed, and a seal row rides with a denoise row.
+    assert len(observed["engine_pass_seconds", "8"]) == 2 * PASSES - 1
+    assert len(observed["engine_pass_seconds", "16"]) == 1
+    assert counts["rows_run", "denoise"] == 7 * 2 * PASSES
+    assert counts["rows_run", "seal"] == 7
     assert sum(observed["engine_rows"]) == counts["rows_run", "denoise"] + counts["rows_run", "seal"]
     assert counts["engine_passes"] == len(observed["engine_rows"]) == 2 * PASSES
     assert counts["engine_busy_seconds"] > 0

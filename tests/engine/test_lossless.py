@@ -16,6 +16,7 @@ from engine import (
 )
 from tests.checkpoints import EOT, NO_ROPE, RECIPES, STEERLING_LIKE
 from tests.engine.test_independence import assert_same, run
+from tests.records import Records
 
 NO_CORRECTION = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 CHECKPOINTS = [STEERLING_LIKE, EOT, NO_CORRECTION, NO_ROPE]
@@ -66,33 +67,17 @@ def alone(checkpoint):
     return made
 
 
-def counts(engine):
-    """What the engine will have counted of its drafts."""
-    found = {}
-
-    class Recorder:
-        def count(self, name, amount=1.0, **labels):
-            found[name] = found.get(name, 0) + amount
-
-        def gauge(self, name, value, **labels):
-            """Not looked at."""
-
-        observe = gauge
-
-    engine._recorder = Recorder()
-    return found
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("recipe", CHECKPOINTS, ids=lambda recipe: recipe.name)
 def test_the_commits_are_those_of_one_at_a_time_in_fewer_passes(make_engine, alone, recipe, is_async):
-    engine = make_engine(recipe, async_scheduling=is_async)
-    counted = counts(engine)
+    records = Records()
+    engine = make_engine(recipe, recorder=records, async_scheduling=is_async)
     saved = 0
     for asked, expected in zip(requests(recipe), alone[recipe.name], strict=True):
         (output,) = engine.generate([asked])
         assert_same(output, expected)
         saved += expected.num_forward_passes - output.num_forward_passes
+    counted = records.counts
     assert counted["drafts"] >= counted["drafts_position_right"] >= counted["drafts_token_right"] > 0
     assert counted["drafts_token_right"] >= counted["drafts_committed"] > 0
     # Each accepted draft saves a pass; where results come late, a block whose end was not known may cost one more.
