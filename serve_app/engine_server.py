@@ -30,6 +30,7 @@ from engine import (
 
 from .checkpoint import locate
 from .config import EngineServerSettings, LiveEngineServerSettings, TelemetrySettings
+from .engine_spans import with_engine_spans
 from .lease_desk import LeaseDesk
 from .lease_messages import Refusal, ReportAnswer, Welcome
 from .replica_choice import ReplicaChoice, publish_clock
@@ -38,7 +39,7 @@ from .routing.messages import Lease, ReplicaReport, RouteRequest
 from .routing.ranking import clock_of
 from .streaming import coalesce
 from .telemetry import ServeRecorder, show_engine_log
-from .tracing import TraceContext, make_tracer, with_engine_spans
+from .tracing import TraceContext, make_tracer
 
 logger = logging.getLogger("ray.serve")
 

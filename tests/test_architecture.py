@@ -54,6 +54,7 @@ LEVEL = {
         "telemetry": 1,
         "span_files": 1,
         "tracing": 2,
+        "engine_spans": 3,
         "lease_desk": 2,
         "replica_choice": 2,
         "block_router": 3,

@@ -145,7 +145,8 @@ def test_every_name_in_code_is_a_metric_a_setting_or_a_code():
 
 def span_words() -> set[str]:
     """Names that spans and log lines use, read where they are made."""
-    source = (ROOT / "serve_app" / "tracing.py").read_text(encoding="utf-8")
+    files = (ROOT / "serve_app" / name for name in ("tracing.py", "engine_spans.py"))
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     return set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', source))
 
 

@@ -21,8 +21,10 @@ from opentelemetry.trace import StatusCode, Tracer, format_span_id, format_trace
 from engine import BlockFinished, BlockStarted, Commit, Committed, Event, Finished, FinishReason, Output, Started
 from serve_app.api import Service, create_api
 from serve_app.config import Limits, TelemetrySettings
+from serve_app.engine_server import log_end
+from serve_app.engine_spans import EngineSpans, with_engine_spans
 from serve_app.span_files import SpanFile, to_otlp
-from serve_app.tracing import NO_TRACER, EngineSpans, RouteSpan, TraceContext, make_tracer, with_engine_spans
+from serve_app.tracing import NO_TRACER, RouteSpan, TraceContext, make_tracer
 from tests.fakes import FakeEngine
 from tests.serve_app.conftest import DirectClient
 
@@ -194,6 +196,26 @@ def test_a_caller_who_does_not_want_a_trace_gets_none(recorded):
     spans = EngineSpans(recorded.tracer, TraceContext(PARENT[:-1] + "0", "http-1"), "cmpl-1-0", Clock())
     spans.take([started(3), finished()])
     assert not recorded.spans
+
+
+@pytest.mark.parametrize(("error", "level"), [(None, logging.INFO), ("no finite logits", logging.ERROR)])
+def test_the_log_names_each_request_that_ended_by_the_id_of_its_answer(error, level):
+    """Nothing in a replica's log had led from a client's request to the engine's."""
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append
+    logger = logging.getLogger("ray.serve")
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    log_end(finished(FinishReason.LENGTH if error is None else FinishReason.ERROR, error))
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+    (record,) = said
+    assert record.levelno == level
+    assert record.getMessage().startswith("cmpl-1-0: ")
+    assert "24 tokens in 27 passes and 2 blocks, 16 of 40 prompt tokens cached" in record.getMessage()
+    assert (error or "") in record.getMessage()
 
 
 async def batches_of(*batches: tuple[Event, ...]):
