@@ -30,6 +30,7 @@ from .routing.messages import (
     Submitted,
     Withdrawn,
 )
+from .routing.pass_times import PassTimes
 from .routing.policy import RoutingPolicy, RoutingSettings
 from .telemetry import ServeRecorder
 
@@ -63,8 +64,8 @@ class BlockRouter:
         self._has_heard = False
         self._gone: dict[str, float] = {}
         self._wants_prefixes: set[str] = set()
-        self._expected: dict[str, float] = {}
-        """When requests that were sent ahead of a boundary should begin, by request id."""
+        self._boundaries: dict[str, dict[str, tuple[int, float]]] = {}
+        """By replica and request: the blocks that follow the running one, and when that should end."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def assign(self, call: RouteCall) -> AsyncGenerator[Queued | Lease | Rejected, None]:
@@ -157,8 +158,6 @@ class BlockRouter:
         lease = decision.lease
         self._recorder.count("router_assignments", reason=decision.reason.value)
         self._recorder.observe("router_queue_seconds", decision.waited_s, outcome="assigned")
-        if lease.expected_start_s > 0:
-            self._expected[lease.request_id] = self._clock() + lease.expected_start_s
         self._settle(lease.request_id, decision)
 
     def _reject(self, decision: Rejected) -> None:
@@ -202,17 +201,24 @@ class BlockRouter:
         return ReportAnswer(wants_all_prefixes, len(self._waiting), self._policy.oldest_wait_s)
 
     def _measure_boundaries(self, report: ReplicaReport, now: float) -> None:
+        """Compare the ends of blocks with what was predicted when they were first seen."""
+        predicted = self._boundaries.get(report.replica_id, {})
+        following: dict[str, tuple[int, float]] = {}
+        pass_s = PassTimes(report.pass_seconds)(len(report.running)) if report.pass_seconds and report.running else None
         for block in report.running:
-            expected = self._expected.pop(block.request_id, None)
-            if expected is not None:
-                self._recorder.observe("router_boundary_error_seconds", abs(now - expected))
-        if len(self._expected) > 10_000:
-            # Of requests that ended without ever being seen to run.
-            self._expected.clear()
+            before = predicted.get(block.request_id)
+            if before is not None and before[0] == block.num_blocks_left:
+                following[block.request_id] = predicted.pop(block.request_id)
+            elif pass_s is not None:
+                following[block.request_id] = (block.num_blocks_left, now + block.num_steps_left * pass_s)
+        for _, ends_at in predicted.values():
+            self._recorder.observe("router_boundary_error_seconds", abs(now - ends_at))
+        self._boundaries[report.replica_id] = following
 
     def _record_state(self) -> None:
         since = self._clock() - self._policy.settings.replica_timeout_s
         self._reports = {id_: item for id_, item in self._reports.items() if item[1] >= since}
+        self._boundaries = {id_: item for id_, item in self._boundaries.items() if id_ in self._reports}
         self._recorder.gauge("router_queue_requests", len(self._waiting))
         self._recorder.gauge("router_oldest_wait_seconds", self._policy.oldest_wait_s)
         self._recorder.gauge("router_replicas", len(self._reports))

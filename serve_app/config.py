@@ -171,7 +171,7 @@ class TelemetrySettings(StrictModel):
     """Traces of requests; metrics are always on."""
 
     trace_dir: str | None = None
-    """Folder into which each process writes its spans as OTLP JSON lines. None: no tracing, which costs next to nothing."""
+    """Folder into which each process writes its spans as OTLP JSON lines. None: no tracing, at next to no cost."""
     trace_share: float = Field(default=1.0, ge=0, le=1)
     """Share of requests that are traced. A request with a `traceparent` is traced if that says so."""
     trace_file_bytes: int = Field(default=64 * 2**20, ge=2**16)

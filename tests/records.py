@@ -37,21 +37,3 @@ class Records:
     def _key(self, kind: str, name: str, labels: dict[str, str]) -> object:
         self.kinds[name].add((kind, tuple(labels)))
         return (name, *labels.values()) if labels else name
-
-
-NOT_RECORDED_YET = {
-    "router_queue_requests",
-    "router_oldest_wait_seconds",
-    "router_replicas",
-    "router_lanes_free",
-    "router_queue_seconds",
-    "router_group_requests",
-    "router_boundary_error_seconds",
-    "router_assignments",
-    "router_refused_leases",
-    "router_rejections",
-    "router_restarts_seen",
-    "ingress_retries",
-    "ingress_router_fallbacks",
-}
-"""Names in the table that the router will record. To be emptied when it is there, and then to go."""

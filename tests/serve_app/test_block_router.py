@@ -211,15 +211,20 @@ async def test_the_size_of_a_block_is_what_replicas_say(router):
     assert router.shell._policy.settings.block_size == 16
 
 
-async def test_boundaries_are_measured_against_what_was_predicted(router):
-    base = report(1, free=0, running=("x", "y"))
-    ending = tuple(replace(block, num_blocks_left=0, num_steps_left=1) for block in base.running)
-    await router.shell.report(replace(base, running=ending), 64)
-    (lease,) = await router.ask(route("a"))
-    assert lease.expected_start_s > 0
-    router.clock.now += lease.expected_start_s + 0.5
-    await router.report(2, free=0, running=("a", "y"))
-    assert router.records.observed["router_boundary_error_seconds"] == [pytest.approx(0.5)]
+async def test_boundaries_are_measured_against_what_was_predicted_when_a_block_began(router):
+    def running(number: int, steps_left: int, blocks_left: int) -> ReplicaReport:
+        base = report(number, running=("x",))
+        block = replace(base.running[0], num_steps_left=steps_left, num_blocks_left=blocks_left)
+        return replace(base, running=(block,))
+
+    await router.shell.report(running(1, 50, 1), 64)  # Its end is 0.5 s away.
+    router.clock.now += 0.3
+    await router.shell.report(running(2, 40, 1), 64)
+    router.clock.now += 0.4
+    await router.shell.report(running(3, 10, 0), 64)  # It came 0.2 s late, and the last one's is 0.1 s away.
+    router.clock.now += 0.05
+    await router.report(4)
+    assert router.records.observed["router_boundary_error_seconds"] == [pytest.approx(0.2), pytest.approx(0.05)]
 
 
 async def test_new_limits_hold_for_requests_to_come(router):

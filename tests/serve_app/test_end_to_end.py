@@ -27,7 +27,6 @@ from engine import ModelConfig
 from serve_app.config import DEMO_CHECKPOINT
 from serve_app.run import cluster_processes
 from tests.prometheus import Prometheus, is_installed
-from tests.records import NOT_RECORDED_YET
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 240.0
@@ -379,14 +378,12 @@ def expected_queries() -> tuple[dict[str, str], dict[str, str]]:
                 for name, value in variables.items():
                     expr = expr.replace(name, value)
                 is_rare = bool(metrics_in(expr) & RARE) and "vector(0)" not in expr
-                is_to_come = bool(metrics_in(expr) & NOT_RECORDED_YET)
-                (without if is_rare or is_to_come else with_data)[f"{panel.title}: {query.legend}"] = expr
+                (without if is_rare else with_data)[f"{panel.title}: {query.legend}"] = expr
     for rule in alert_rules():
         without[rule["alert"]] = rule["expr"]
         for selector in SELECTOR.findall(rule["expr"]):
             is_rare = bool(metrics_in(selector) & RARE) or any(labels in selector for labels in NOTHING_WRONG)
-            is_to_come = bool(metrics_in(selector) & NOT_RECORDED_YET)
-            (without if is_rare or is_to_come else with_data)[f"{rule['alert']}: {selector}"] = selector
+            (without if is_rare else with_data)[f"{rule['alert']}: {selector}"] = selector
     return with_data, without
 
 

@@ -24,13 +24,13 @@ from tests.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = {"count": "counter", "gauge": "gauge", "observe": "histogram"}
-OUR_PREFIXES = ("engine", "serve_app")
+PACKAGES = ("engine", "serve_app")
 
 
 def recorded() -> dict[str, set[tuple[str, frozenset[str]]]]:
     """Name -> (kind, labels) of every measurement that the product's source records."""
     found: dict[str, set[tuple[str, frozenset[str]]]] = {}
-    for file in (file for package in OUR_PREFIXES for file in (ROOT / package).rglob("*.py")):
+    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
