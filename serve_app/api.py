@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
@@ -36,6 +37,7 @@ from .errors import (
 )
 from .middleware import CLIENT_CLOSED_REQUEST, BodyLimitMiddleware, MeterMiddleware, note_error
 from .schemas import CompletionRequest, Head
+from .tracing import NO_TRACER, TraceMiddleware
 from .translation import Checkpoint, check_model, to_engine
 
 # Under `default`, or FastAPI would announce 422s of its own shape.
@@ -55,15 +57,19 @@ class Service:
     """When the model came up, in seconds since 1970."""
     recorder: Recorder = field(default_factory=NullRecorder)
     """Takes what HTTP measures."""
+    tracer: Tracer = NO_TRACER
+    """Makes the spans of HTTP requests."""
 
 
 def create_api(service: Service) -> FastAPI:
     """The application. Ray Serve in front of it takes `x-request-id` or makes one, and returns it."""
+    tracing = [] if service.tracer is NO_TRACER else [Middleware(TraceMiddleware, tracer=service.tracer)]
     app = FastAPI(
         title="Glassblock",
         version=__version__,
         description="Serves interpretable block-diffusion language models: steer by concepts, see why.",
         middleware=[
+            *tracing,
             Middleware(MeterMiddleware, recorder=service.recorder),
             Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes),
         ],

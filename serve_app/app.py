@@ -57,6 +57,7 @@ def assemble(args: AppConfig, *, engine_factory: EngineFactory = AsyncEngine.fro
             router=router,
             settings=server,
             engine_factory=engine_factory,
+            telemetry=args.telemetry,
         )
     )
     ingress = cast(Deployment, Ingress).options(
@@ -72,6 +73,7 @@ def assemble(args: AppConfig, *, engine_factory: EngineFactory = AsyncEngine.fro
         revision=args.revision,
         model_id=args.served_model_id,
         settings=args.ingress,
+        telemetry=args.telemetry,
     )
 
 

@@ -167,6 +167,17 @@ class IngressSettings(StrictModel):
     limits: Limits = Limits()
 
 
+class TelemetrySettings(StrictModel):
+    """Traces of requests; metrics are always on."""
+
+    trace_dir: str | None = None
+    """Folder into which each process writes its spans as OTLP JSON lines. None: no tracing, at next to no cost."""
+    trace_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of requests that are traced. A request with a `traceparent` is traced if that says so."""
+    trace_file_bytes: int = Field(default=64 * 2**20, ge=2**16)
+    """At this size a file begins anew; the one before is kept. So a process takes at most twice as much."""
+
+
 class AppConfig(StrictModel):
     """`args` of the application `serve_app.app:build_app`."""
 
@@ -181,6 +192,7 @@ class AppConfig(StrictModel):
     engine_server: EngineServerSettings = EngineServerSettings()
     router: RouterSettings = RouterSettings()
     ingress: IngressSettings = IngressSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @property
     def checkpoint(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,8 @@ from engine import (
 )
 
 from .checkpoint import locate
-from .config import EngineServerSettings, LiveEngineServerSettings
+from .config import EngineServerSettings, LiveEngineServerSettings, TelemetrySettings
+from .engine_spans import with_engine_spans
 from .lease_desk import LeaseDesk
 from .lease_messages import Refusal, ReportAnswer, Welcome
 from .replica_choice import ReplicaChoice, publish_clock
@@ -37,6 +39,9 @@ from .routing.messages import Lease, ReplicaReport, RouteRequest
 from .routing.ranking import clock_of
 from .streaming import coalesce
 from .telemetry import ServeRecorder, show_engine_log
+from .tracing import TraceContext, make_tracer
+
+logger = logging.getLogger("ray.serve")
 
 EngineFactory = Callable[..., AsyncEngine]
 """Makes an engine as `AsyncEngine.from_checkpoint` does."""
@@ -62,6 +67,7 @@ class EngineServer:
         settings: EngineServerSettings | None = None,
         engine_factory: EngineFactory = AsyncEngine.from_checkpoint,
         recorder_factory: Callable[[], Recorder] = ServeRecorder,
+        telemetry: TelemetrySettings | None = None,
     ) -> None:
         """Raises CheckpointError or InvalidConfig, which ends the replica with the reason in its log.
 
@@ -74,6 +80,7 @@ class EngineServer:
         folder = locate(model, revision, with_weights=True)
         self._coalesce_interval_s = settings.coalesce_interval_s
         self._max_waiting = settings.max_waiting
+        self._tracer = make_tracer(telemetry or TelemetrySettings(), "engine")
         recorder = recorder_factory()
         self._engine = engine_factory(folder, engine_config, recorder=recorder)
         self._block_size = self._engine.model_config.diff_block_size
@@ -98,15 +105,22 @@ class EngineServer:
             # Where there is a loop already. If not, the first call from Serve brings one.
             self._start_reporting(asyncio.get_running_loop())
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
+    async def generate(
+        self, request: GenerateRequest, trace: TraceContext | None = None
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
         """The request's events in batches; raises what the engine raises. Closing it aborts the request."""
         batches = cast(AsyncGenerator[tuple[Event, ...], None], self._engine.generate(request))
+        batches = with_engine_spans(batches, self._tracer, trace, request.request_id)
         async with aclosing(coalesce(batches, self._coalesce_interval_s)) as gathered:
             async for events in gathered:
                 yield tuple(_without_commits(event) for event in events)
 
     async def take(
-        self, request: GenerateRequest, route: RouteRequest, lease: Lease | None
+        self,
+        request: GenerateRequest,
+        route: RouteRequest,
+        lease: Lease | None,
+        trace: TraceContext | None = None,
     ) -> AsyncGenerator[Welcome | Refusal | tuple[Event, ...], None]:
         """Welcome at once and then the request's events, or one Refusal.
 
@@ -124,9 +138,11 @@ class EngineServer:
         self._desk.take(route.request_id, num_pages)
         try:
             yield Welcome(self._desk.replica_id)
-            async with aclosing(self.generate(request)) as batches:
+            async with aclosing(self.generate(request, trace)) as batches:
                 async for events in batches:
                     yield events
+                    if isinstance(events[-1], Finished):
+                        log_end(events[-1])
         finally:
             self._desk.leave(route.request_id)
 
@@ -214,6 +230,24 @@ def own_replica_id() -> str:
     except RayServeException:
         # Not inside a replica: there is one engine only.
         return "local"
+
+
+def log_end(finished: Finished) -> None:
+    """One line for each request; Serve's log adds the id of the HTTP request that it is a part of."""
+    output = finished.output
+    level = logging.INFO if output.error is None else logging.ERROR
+    logger.log(
+        level,
+        "%s: %s, %d tokens in %d passes and %d blocks, %d of %d prompt tokens cached%s",
+        output.request_id,
+        output.finish_reason.value,
+        len(output.token_ids),
+        output.num_forward_passes,
+        output.num_blocks,
+        output.num_cached_tokens,
+        output.num_prompt_tokens,
+        f"; {output.error}" if output.error else "",
+    )
 
 
 def _without_commits(event: Event) -> Event:

@@ -11,9 +11,10 @@ from ray.serve.handle import DeploymentHandle
 
 from .api import Service, create_api
 from .checkpoint import describe, locate
-from .config import IngressSettings
+from .config import IngressSettings, TelemetrySettings
 from .router_client import RoutedEngineClient
 from .telemetry import ServeRecorder
+from .tracing import make_tracer
 
 
 @serve.deployment(name="Ingress")
@@ -30,13 +31,20 @@ class Ingress:
         revision: str | None,
         model_id: str,
         settings: IngressSettings,
+        telemetry: TelemetrySettings | None = None,
     ) -> None:
         """Without a `router` each request's replica is chosen here, by what replicas publish."""
         folder = locate(model, revision, with_weights=False)
         checkpoint = describe(folder, model_id)
         recorder = ServeRecorder()
+        tracer = make_tracer(telemetry or TelemetrySettings(), "ingress")
         client = RoutedEngineClient(
-            engine, router, block_size=checkpoint.config.diff_block_size, settings=settings, recorder=recorder
+            engine,
+            router,
+            block_size=checkpoint.config.diff_block_size,
+            settings=settings,
+            recorder=recorder,
+            tracer=tracer,
         )
         self._service = Service(
             client=client,
@@ -44,6 +52,7 @@ class Ingress:
             limits=settings.limits,
             created=int(time.time()),
             recorder=recorder,
+            tracer=tracer,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

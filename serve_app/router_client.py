@@ -13,6 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+from opentelemetry.trace import Tracer
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -26,6 +27,7 @@ from .lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall,
 from .replica_reports import short_keys
 from .routing.messages import Lease, Rejected, RejectionReason, RouteRequest
 from .schemas import Head
+from .tracing import NO_TRACER, RouteSpan
 
 logger = logging.getLogger("ray.serve")
 
@@ -56,6 +58,7 @@ class RoutedEngineClient:
         block_size: int,
         settings: IngressSettings,
         recorder: Recorder,
+        tracer: Tracer = NO_TRACER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Results travel by gRPC instead of through Ray's object store: a third of the time for each batch.
@@ -66,6 +69,7 @@ class RoutedEngineClient:
         self._block_size = block_size
         self._settings = settings
         self._recorder = recorder
+        self._tracer = tracer
         self._clock = clock
         self._is_ready = False
         self._search: asyncio.Task[None] | None = None
@@ -79,12 +83,18 @@ class RoutedEngineClient:
         if not self._is_ready:
             # Without any replica a call would wait for one instead of failing.
             await self.check_ready()
+        span = RouteSpan(self._tracer, request.request_id or "")
         try:
-            async with aclosing(self._serve(self._route(request, caller or Caller()), request)) as batches:
+            served = self._serve(self._route(request, caller or Caller()), request, span)
+            async with aclosing(served) as batches:
                 async for events in batches:
+                    span.generated(events)
                     yield events
         except KNOWN_ERRORS as error:
+            span.close(error)
             raise to_api_error(error) from error
+        finally:
+            span.close()
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""
@@ -122,7 +132,9 @@ class RoutedEngineClient:
             deadline_s=caller.timeout_s,
         )
 
-    async def _serve(self, route: RouteRequest, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
+    async def _serve(
+        self, route: RouteRequest, request: GenerateRequest, span: RouteSpan
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
         """Try replicas until one has taken the request and sent something; from then on it is that one's."""
         arrived = self._clock()
         returned: Returned | None = None
@@ -139,15 +151,18 @@ class RoutedEngineClient:
             lease = None if is_last and num_tries > 1 else await self._lease(again, returned)
             has_sent = is_finished = False
             replica_id = lease.replica_id if lease is not None else ""
+            span.leased(replica_id or None)
             try:
-                async with self._open(request, again, lease) as (first, batches):
+                async with self._open(request, again, lease, span) as (first, batches):
                     replica_id = first.replica_id
                     if isinstance(first, Refusal):
+                        span.refused(replica_id, first.reason.value)
                         assert lease is not None, "only leases are refused"
                         returned = Returned(lease.lease_id, lease.replica_id, first.reason)
                         if is_last:
                             raise _overloaded()
                     else:
+                        span.taken(replica_id, num_tries)
                         async for events in batches:
                             has_sent = True
                             yield events
@@ -156,6 +171,7 @@ class RoutedEngineClient:
                             return
                         raise EngineStopped("the replica ended the stream before its last event")
             except REPLICA_LOST as error:
+                span.lost(replica_id)
                 # What was sent was this replica's; its client has to know that no more comes.
                 if has_sent or is_last:
                     self._note_lost(replica_id, lease)
@@ -170,13 +186,13 @@ class RoutedEngineClient:
 
     @asynccontextmanager
     async def _open(
-        self, request: GenerateRequest, route: RouteRequest, lease: Lease | None
+        self, request: GenerateRequest, route: RouteRequest, lease: Lease | None, span: RouteSpan
     ) -> AsyncIterator[tuple[Welcome | Refusal, AsyncIterator[tuple[Event, ...]]]]:
         """A replica's first word and its batches of events. Cancelled at the end, whatever it is."""
         streams = self._streams if lease is None else self._streams.options(session_id=lease.replica_id)
         response = cast(
             DeploymentResponseGenerator[Welcome | Refusal | tuple[Event, ...]],
-            streams.take.remote(request, route, lease),
+            streams.take.remote(request, route, lease, span.context),
         )
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):

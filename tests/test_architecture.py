@@ -52,6 +52,9 @@ LEVEL = {
         "concepts": 1,
         "metrics_table": 0,
         "telemetry": 1,
+        "span_files": 1,
+        "tracing": 2,
+        "engine_spans": 3,
         "lease_desk": 2,
         "replica_choice": 2,
         "block_router": 3,
@@ -76,7 +79,7 @@ LEVEL = {
 
 STANDARD_LIBRARY = sys.stdlib_module_names
 
-MODULE_OF = {"PyYAML": "yaml"}
+MODULE_OF = {"PyYAML": "yaml", "opentelemetry-api": "opentelemetry", "opentelemetry-sdk": "opentelemetry"}
 """Distributions whose module has another name."""
 COMES_ALONG = {"fastapi", "starlette", "uvicorn", "pydantic_core", "triton"}
 """Brought by ray[serve], by pydantic, and by the CUDA builds of torch."""

@@ -96,10 +96,17 @@ def ray_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path) -> Iterator[str]:
+def trace_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's processes write their spans."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path, trace_folder: Path) -> Iterator[str]:
     # Reports ten times as often as by default, so that measurements are there when they are looked for.
     environment = {"RAY_TMPDIR": str(ray_folder.parent), "RAY_metrics_report_interval_ms": "1000"}
-    server = start(tmp_path_factory.mktemp("server"), environment)
+    telemetry = {"trace_dir": str(trace_folder)}
+    server = start(tmp_path_factory.mktemp("server"), environment, telemetry=telemetry)
     try:
         address = server.wait_for(r"Ready: (\S+)")
         # The engine's memory table comes through the replica's log, which may lag behind.
@@ -225,6 +232,39 @@ def test_clients_at_once_get_the_answers_they_get_alone(url):
     with ThreadPoolExecutor(len(bodies)) as clients:
         together = list(clients.map(lambda body: complete(url, **body)["choices"], bodies))
     assert together == alone
+
+
+def spans_of(folder: Path, request_id: str) -> list[tuple[str, str, str, dict[str, str]]]:
+    """(kind of process, trace id, name, attributes) of what was written about a request."""
+    found = []
+    for file in folder.glob("*.jsonl"):
+        # The last line may be half written.
+        for line in file.read_text().splitlines(keepends=True):
+            resources = json.loads(line)["resourceSpans"] if line.endswith("\n") else []
+            for span in (span for resource in resources for span in resource["scopeSpans"][0]["spans"]):
+                attributes = {item["key"]: next(iter(item["value"].values())) for item in span["attributes"]}
+                if attributes.get("request_id") == request_id:
+                    found.append((file.name.partition("-")[0], span["traceId"], span["name"], attributes))
+    return found
+
+
+def test_a_request_is_found_in_traces_by_its_id_from_http_to_its_blocks(url, trace_folder):
+    headers = {"x-request-id": "find-me"}
+    body = {"prompt": PROMPT, "max_tokens": 100, "seed": 1}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S)
+    assert answer.headers["x-request-id"] == "find-me"
+    wanted = {("ingress", "POST /v1/completions"), ("ingress", "route"), ("engine", "engine"), ("engine", "block")}
+    end = time.monotonic() + TIMEOUT_S
+    while not {(process, name) for process, _, name, _ in spans_of(trace_folder, "find-me")} >= wanted:
+        assert time.monotonic() < end, spans_of(trace_folder, "find-me")
+        time.sleep(0.2)
+    spans = spans_of(trace_folder, "find-me")
+    assert len({trace_id for _, trace_id, _, _ in spans}) == 1
+    (engine,) = (attributes for _, _, name, attributes in spans if name == "engine")
+    assert engine["engine_request_id"] == f"{answer.json()['id']}-0"
+    assert int(engine["tokens"]) == answer.json()["usage"]["completion_tokens"]
+    steps = [int(attributes["last_step"]) for _, _, name, attributes in spans if name == "block"]
+    assert max(steps) + 1 == answer.json()["diffusion"]["denoising_steps"]
 
 
 def test_bad_input_is_refused_by_name_and_the_server_goes_on(url):
