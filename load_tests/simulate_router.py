@@ -1,7 +1,7 @@
 """How the routing policy does against other ways to balance load, in a simulated deployment.
 
-    python -m load_tests.simulate_router --json routing.json          a quarter of an hour on one core
-    python -m load_tests.simulate_router --quick                      the same in small, a minute
+    python -m load_tests.simulate_router --json routing.json          about five minutes of one core
+    python -m load_tests.simulate_router --quick                      the same in small, half a minute
     python -m load_tests.simulate_router --from routing.json --markdown docs/routing.md --plots docs
 
 Needs no GPU, no Ray, and no packages but matplotlib for the plots. The same version gives the same figures everywhere.

@@ -117,7 +117,7 @@ def text(result: dict[str, Any]) -> str:
 def write_markdown(result: dict[str, Any], file: Path) -> None:
     """Write the figures between the marks of the page. Raises CannotWrite where it has none."""
     before, after = page_around(file)
-    lines = [f"`{result['command']}`, {result['date']}, Python {result['python']}, {result['took_s']:.0f} s.", ""]
+    lines = [f"`{result['command']}`, {result['date']}, Python {result['python']}.", ""]
     rate = result["saturation_per_s"]
     lines += [
         f"One replica serves {rate:.2f} of these requests a second when its queue is never empty: 100 % load.",

@@ -69,12 +69,12 @@ def _prefixes(result: dict[str, Any], target: Path) -> Path:
         figures = [cell["routers"][name] for cell in cells]
         hits.bar(places, [100 * f["hit_share"] for f in figures], width=0.19, color=color, label=label)
         times.bar(places, [f["first_block_p95_s"] for f in figures], width=0.19, color=color)
-    labels = [cell["system_prompts"].replace(", ", "\n").replace(" popularity", "\npopularity") for cell in cells]
+    labels = [cell["system_prompts"].replace(", ", "\n").replace("popularity ", "popularity\n") for cell in cells]
     for axes in (hits, times):
         axes.set_xticks(range(len(cells)), labels, fontsize=8)
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
-    hits.set_ylabel("blocks of system prompts found cached (%)")
+    hits.set_ylabel("system prompt blocks found cached (%)")
     times.set_ylabel("p95 of the time to the first block (s)")
     figure.legend(*hits.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(target, dpi=110)
