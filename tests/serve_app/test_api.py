@@ -145,12 +145,12 @@ async def test_who_sends_no_key_shares_a_name(server, headers):
 
 
 async def test_a_callers_timeout_goes_with_its_request(server):
-    _, (caller,), _ = await caller_of(server, **{"x-request-timeout-seconds": "2.5"})
+    _, (caller,), _ = await caller_of(server, **{"x-queue-timeout-seconds": "2.5"})
     assert caller.timeout_s == 2.5
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", ""])
 async def test_a_timeout_that_is_none_is_refused_by_name(server, value):
-    response, callers, _ = await caller_of(server, **{"x-request-timeout-seconds": value})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-seconds")
+    response, callers, _ = await caller_of(server, **{"x-queue-timeout-seconds": value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-queue-timeout-seconds")
     assert not callers
