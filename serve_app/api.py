@@ -43,7 +43,7 @@ from .translation import Checkpoint, check_model, to_engine
 # Under `default`, or FastAPI would announce 422s of its own shape.
 router = APIRouter(responses={"default": ERROR_RESPONSE})
 TIMEOUT_HEADER = "x-queue-timeout-seconds"
-"""Ray Serve knows it too: there it limits all of a request, here the time until it begins."""
+"""How long a request may wait for a replica. `x-request-timeout-seconds` is Serve's own, for the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
