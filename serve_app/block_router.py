@@ -20,6 +20,7 @@ from .routing.messages import (
     Assigned,
     Lease,
     LeaseRefused,
+    LeaseUnused,
     PrefixesWanted,
     Rejected,
     RejectionReason,
@@ -176,7 +177,7 @@ class BlockRouter:
             waiting.set_result(decision)
 
     def _take_back(self, request_id: str, waiting: Waiting) -> None:
-        """Nobody waits any more: leave the queue, or give back the lease that did not reach anybody."""
+        """Nobody waits any more: leave the queue, or free the lease that did not reach anybody."""
         found = self._waiting.get(request_id)
         if found is not None and found[0] is waiting:
             del self._waiting[request_id]
@@ -189,7 +190,9 @@ class BlockRouter:
 
     def _return(self, returned: Returned) -> None:
         self._recorder.count("router_refused_leases", reason=returned.reason.value)
-        self._handle(LeaseRefused(returned.lease_id))
+        is_unused = returned.reason is RefusalReason.UNUSED
+        # By the lease and not by the request, which may wait again by now, or have another lease.
+        self._handle(LeaseUnused(returned.lease_id) if is_unused else LeaseRefused(returned.lease_id))
         if returned.is_replica_gone:
             self._forget(returned.replica_id)
 

@@ -129,6 +129,13 @@ class LeaseRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseUnused:
+    """Nobody will use a lease, and no replica was asked: what it reserved is free. Unknown ids are ignored."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A replica said how it is."""
 
@@ -142,7 +149,7 @@ class ReplicaGone:
     replica_id: str
 
 
-RouterEvent = Submitted | Withdrawn | LeaseRefused | Reported | ReplicaGone
+RouterEvent = Submitted | Withdrawn | LeaseRefused | LeaseUnused | Reported | ReplicaGone
 
 
 # Decisions: what follows.

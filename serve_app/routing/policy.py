@@ -15,6 +15,7 @@ from .messages import (
     Decision,
     Lease,
     LeaseRefused,
+    LeaseUnused,
     PrefixesWanted,
     Rejected,
     RejectionReason,
@@ -47,7 +48,8 @@ class RoutingPolicy:
     - Order of service is that of WaitingQueue. Requests that do not fit anywhere, or wait for a prefix, are passed over
       by a few behind them. Once such a request is overdue it claims a replica, which gets nothing else until it fits.
     - What a lease reserves counts until its replica's report names it, settled or running, or until it times out.
-      A refused one counts until the next report, so a replica is not asked twice on the same mistaken news.
+      A refused one counts until the next report, so a replica is not asked twice on the same mistaken news. One that
+      was never used counts no longer.
     """
 
     def __init__(self, settings: RoutingSettings | None = None, *, lease_prefix: str = "") -> None:
@@ -93,6 +95,8 @@ class RoutingPolicy:
                 self._withdraw(request_id)
             case LeaseRefused(lease_id):
                 self._refuse(lease_id)
+            case LeaseUnused(lease_id):
+                self._free(lease_id)
             case Reported(report):
                 self._hear(report)
             case ReplicaGone(replica_id):
@@ -131,6 +135,11 @@ class RoutingPolicy:
     def _refuse(self, lease_id: str) -> None:
         for replica in self._replicas.values():
             if replica.refused(lease_id):
+                return
+
+    def _free(self, lease_id: str) -> None:
+        for replica in self._replicas.values():
+            if replica.unused(lease_id):
                 return
 
     def _hear(self, report: ReplicaReport) -> None:

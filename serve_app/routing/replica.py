@@ -163,6 +163,13 @@ class Replica:
             del self._leases[lease_id]
         self._refresh()
 
+    def unused(self, lease_id: str) -> bool:
+        """Nobody will use the lease. False if unknown."""
+        if self._leases.pop(lease_id, None) is None:
+            return False
+        self._refresh()
+        return True
+
     def expire(self, now_s: float) -> None:
         """Drop leases of which it has said nothing for too long."""
         self._leases = {key: lease for key, lease in self._leases.items() if lease.expires_s > now_s}

@@ -111,14 +111,27 @@ async def test_who_leaves_the_queue_makes_room_at_once(router):
     await asyncio.gather(waiting[0], return_exceptions=True)
 
 
-async def test_a_lease_that_reached_nobody_is_given_on(router):
+async def test_a_lease_that_reached_nobody_is_given_on_at_once(router):
+    """It used to keep its lane until the replica's next report, as if the replica had refused it."""
     await router.report(free=1)
     async with aclosing(router.shell.assign(RouteCall(route("a")))) as answers:
         assert isinstance(await anext(answers), Lease)
+        other = await router.queue(route("b"))
+    assert (await other)[-1].request_id == "b"
     assert router.records.counts[("router_refused_leases", "unused")] == 1
-    await router.report(2, free=1)
-    (lease,) = await router.ask(route("b"))
-    assert lease.request_id == "b"
+
+
+async def test_the_unused_lease_of_a_call_takes_nothing_from_the_same_requests_next_call(router):
+    await router.report(free=1)
+    async with aclosing(router.shell.assign(RouteCall(route("a")))) as answers:
+        assert isinstance(await anext(answers), Lease)
+        # Its ingress gave up waiting and asks again, before the call that it has cancelled ends.
+        again = await router.queue(route("a"))
+    assert (await again)[-1].request_id == "a"
+    other = await router.queue(route("b"))
+    assert not other.done(), "the second lease counts"
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
 
 
 async def test_a_refused_lease_comes_back_with_its_request_and_goes_before_others(router):
