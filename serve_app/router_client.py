@@ -194,6 +194,7 @@ class RoutedEngineClient:
             DeploymentResponseGenerator[Welcome | Refusal | tuple[Event, ...]],
             streams.take.remote(request, route, lease, span.context),
         )
+        first = None
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 first = await anext(response, None)
@@ -201,6 +202,11 @@ class RoutedEngineClient:
                 raise EngineStopped("the replica ended the call without a word")
             assert isinstance(first, Welcome | Refusal), first
             yield first, cast(AsyncIterator[tuple[Event, ...]], response)
+        except asyncio.CancelledError:
+            if first is None and lease is not None:
+                # The replica may never see the call, and then its lane would be kept until the lease times out.
+                self._note(Returned(lease.lease_id, lease.replica_id, RefusalReason.UNUSED))
+            raise
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
 
@@ -268,27 +274,28 @@ class RoutedEngineClient:
         return None
 
     def _note_lost(self, replica_id: str, lease: Lease | None) -> None:
-        """Tell the router beside all else that a replica is lost; it would notice by itself, later."""
+        """Have the router know that a replica is lost; it would notice by itself, later."""
+        if lease is not None:
+            self._note(Returned(lease.lease_id, lease.replica_id, RefusalReason.LOST))
+        elif replica_id:
+            self._note(replica_id)
+
+    def _note(self, news: Returned | str) -> None:
+        """Tell the router beside all else what became of a lease, or which replica is gone."""
         router = self._router_calls
-        if router is None or not (replica_id or lease):
+        if router is None:
             return
 
         async def tell() -> None:
             try:
                 async with asyncio.timeout(self._settings.router_timeout_s):
-                    await self._tell_lost(router, replica_id, lease)
+                    await (router.gone.remote(news) if isinstance(news, str) else router.give_back.remote(news))
             except ROUTER_LOST as error:
-                logger.info("the router was not told that %s is lost: %r", replica_id, error)
+                logger.info("the router was not told of %s: %r", news, error)
 
         task = asyncio.ensure_future(tell())
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
-
-    async def _tell_lost(self, router: DeploymentHandle[Any], replica_id: str, lease: Lease | None) -> None:
-        if lease is not None:
-            await router.give_back.remote(Returned(lease.lease_id, lease.replica_id, RefusalReason.LOST))
-        else:
-            await router.gone.remote(replica_id)
 
 
 def _rejection(decision: Rejected) -> ApiError:

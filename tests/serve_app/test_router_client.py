@@ -292,6 +292,26 @@ async def test_who_leaves_the_queue_takes_the_request_back():
     assert not scene.engine.of("take")
 
 
+async def test_who_leaves_before_the_replica_has_answered_gives_its_lease_back():
+    """Nobody did: the lane was kept for the two seconds after which the lease times out."""
+    scene = Scene([[HANG]], [[lease("a")]], connect_timeout_s=30)
+    waiting = asyncio.ensure_future(scene.run())
+    while not scene.engine.of("take"):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.gather(*scene.client._notes)
+    assert scene.engine.responses[-1].is_cancelled
+    assert [args for args, _ in scene.router.of("give_back")] == [(Returned("l1", "a", RefusalReason.UNUSED),)]
+
+
+async def test_who_leaves_later_has_no_lease_to_give_back():
+    scene = Scene([[Welcome("a"), FIRST, HANG]], [[lease("a")]])
+    async with aclosing(scene.client.generate(request())) as batches:
+        await anext(batches)
+    assert not scene.client._notes and not scene.router.of("give_back")
+
+
 async def test_closing_a_stream_cancels_the_call_to_its_replica():
     scene = Scene([[Welcome("a"), FIRST, HANG]], [[lease("a")]])
     async with aclosing(scene.client.generate(request())) as batches:
