@@ -42,19 +42,24 @@ class LanePolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The number of replicas for an AutoscalingContext, and no state."""
-        metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
-        in_use = metrics.get("lanes_in_use") or {}
+        metrics: Mapping[str, Mapping[Any, float | None]] = context.aggregated_metrics or {}
+
+        def numbers(name: str) -> list[float]:
+            # What raises here stops all scaling, and one replica's nonsense is no reason for that.
+            values = (metrics.get(name) or {}).values()
+            return [value for value in values if value is not None and math.isfinite(value)]
+
+        in_use = numbers("lanes_in_use")
         if not in_use:
             # Nothing has been heard yet: no reason to change anything.
             return context.target_num_replicas, {}
-        lanes = list((metrics.get("lanes") or {}).values())
         wanted = replicas_wanted(
             num_replicas=context.current_num_replicas,
-            lanes_in_use=sum(in_use.values()),
-            lanes_per_replica=max(lanes, default=0.0),
+            lanes_in_use=sum(in_use),
+            lanes_per_replica=max(numbers("lanes"), default=0.0),
             # Every replica repeats what the router told it of the one queue.
-            num_queued=max((metrics.get("num_queued") or {}).values(), default=0.0),
-            oldest_wait_s=max((metrics.get("oldest_wait_s") or {}).values(), default=0.0),
+            num_queued=max(numbers("num_queued"), default=0.0),
+            oldest_wait_s=max(numbers("oldest_wait_s"), default=0.0),
             target_lane_use=self._target_lane_use,
             max_queue_age_s=self._max_queue_age_s,
         )

@@ -52,6 +52,16 @@ def test_the_policy_adds_lanes_up_and_takes_the_queue_once():
     assert policy(Context()) == (3, {})
 
 
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), None])
+@pytest.mark.parametrize("name", ["lanes", "lanes_in_use", "num_queued", "oldest_wait_s"])
+def test_what_is_no_number_counts_for_nothing(name, nonsense):
+    policy = LanePolicy(target_lane_use=0.5, max_queue_age_s=1.0)
+    metrics = {"lanes": {"a": 4.0}, "lanes_in_use": {"a": 6.0}, "num_queued": {"a": 4.0}, "oldest_wait_s": {"a": 2.0}}
+    assert policy(Context(**metrics)) == (5, {})
+    assert policy(Context(**{**metrics, name: {"b": nonsense, **metrics[name]}})) == (5, {})
+    assert policy(Context(lanes_in_use={"b": nonsense})) == (3, {})
+
+
 def test_a_deploy_file_that_asks_for_it_scales_by_this_policy():
     scaling = {"min_replicas": 2, "max_replicas": 5, "target_lane_use": 0.6, "max_queue_age_s": 3}
     app = build_app(AppConfig.model_validate({"engine_server": {"autoscaling": scaling}}))
