@@ -88,7 +88,7 @@ class Reporter:
         self._is_failing = False
         self._must_tell_all = False
         self.last_answer: ReportAnswer | None = None
-        """What the router said last; None before, and while it cannot be reached."""
+        """What the router said last; None before, while it cannot be reached, and once the engine has fallen silent."""
 
     def take(self, load: EngineLoad) -> None:
         """Take a load, to be told soon; loads come in their order."""
@@ -128,6 +128,15 @@ class Reporter:
                 await self._news.wait()
         except TimeoutError:
             self._ask_load(self._must_tell_all)
+            await self._wait_for_the_engine()
+
+    async def _wait_for_the_engine(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            # It hangs, and with it what is known of the queue: repeated, that would ask for ever more replicas.
+            self.last_answer = None
             await self._news.wait()
 
     async def _outlive(self, error: Exception) -> None:

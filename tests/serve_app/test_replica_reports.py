@@ -73,10 +73,12 @@ class Router:
 class Replica:
     """A reporter between a router and an engine that says its load when it is asked."""
 
-    def __init__(self, *, heartbeat_s: float) -> None:
+    def __init__(self, *, heartbeat_s: float, timeout_s: float = 5.0) -> None:
         self.router, self.asked = Router(), []
         self.desk = LeaseDesk("here", grace_s=0.1)
-        self.reporter = Reporter(self.desk, send=self.router, ask_load=self.ask, heartbeat_s=heartbeat_s, timeout_s=5.0)
+        self.reporter = Reporter(
+            self.desk, send=self.router, ask_load=self.ask, heartbeat_s=heartbeat_s, timeout_s=timeout_s
+        )
 
     def ask(self, with_all_prefixes: bool) -> None:
         self.asked.append(with_all_prefixes)
@@ -119,6 +121,17 @@ async def test_an_engine_that_says_nothing_is_not_reported():
     await replica.until(lambda: replica.asked)
     await asyncio.sleep(0.02)
     assert not replica.router.reports
+
+
+async def test_what_the_router_said_to_an_engine_that_hangs_is_forgotten():
+    """The controller was told of the queue as it was when the engine fell silent, and wanted more replicas each time."""
+    replica = Replica(heartbeat_s=0.001, timeout_s=0.01)
+    replica.reporter._ask_load = lambda with_all_prefixes: None
+    replica.reporter.take(load())
+    await replica.until(lambda: replica.reporter.last_answer is not None)
+    await replica.until(lambda: replica.reporter.last_answer is None)
+    replica.reporter.take(load())
+    await replica.until(lambda: replica.reporter.last_answer is not None)
 
 
 async def test_what_comes_while_a_report_is_on_its_way_goes_with_the_next():
