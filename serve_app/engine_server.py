@@ -202,7 +202,8 @@ class EngineServer:
             engine.stop()
 
     def _start_reporting(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._reporting is None:
+        # A task that has ended, whatever ended it, would leave the replica silent, and so idle, for good.
+        if self._reporting is None or self._reporting.done():
             self._reporting = loop.create_task(self._reporter.run())
 
             def take(load: EngineLoad) -> None:

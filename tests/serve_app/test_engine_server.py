@@ -227,6 +227,17 @@ async def test_the_router_hears_when_a_lane_is_taken_and_when_it_comes_free(repl
     assert [report.number for report, _ in router.reports] == list(range(1, len(free) + 1))
 
 
+async def test_reports_that_ended_begin_again_with_the_next_look_at_its_health(replica):
+    server, _ = replica()
+    await told(server)
+    server._reporting.cancel()
+    await asyncio.gather(server._reporting, return_exceptions=True)
+    before = server._reporter._number
+    await told(server)
+    assert server._reporter._number > before
+    server._reporting.cancel()
+
+
 async def test_an_idle_replica_publishes_the_same_clock_again_and_a_busy_one_does_not(replica):
     server, _ = replica(coalesce_interval_s=0)
     assert server.record_routing_stats() == {}
