@@ -116,6 +116,16 @@ class BlockRouter:
         self._return(returned)
         self._handle(None)
 
+    async def withdraw(self, request_ids: tuple[str, ...]) -> None:
+        """The clients of these requests have left: free their places, and leases that are on the way to them."""
+        for request_id in request_ids:
+            found = self._waiting.get(request_id)
+            if found is not None:
+                self._take_back(request_id, found[0])
+                found[0].cancel()
+            else:
+                self._handle(Withdrawn(request_id))
+
     async def gone(self, replica_id: str) -> None:
         """A replica was found dead."""
         self._forget(replica_id)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from contextvars import Context
 from dataclasses import asdict, replace
 from typing import Any, Literal, cast
 
@@ -204,7 +205,8 @@ class EngineServer:
     def _start_reporting(self, loop: asyncio.AbstractEventLoop) -> None:
         # A task that has ended, whatever ended it, would leave the replica silent, and so idle, for good.
         if self._reporting is None or self._reporting.done():
-            self._reporting = loop.create_task(self._reporter.run())
+            # Not in the name of a request that happens to begin it: with that, Serve would cancel reports.
+            self._reporting = loop.create_task(self._reporter.run(), context=Context())
 
             def take(load: EngineLoad) -> None:
                 # In the engine's thread, which may outlive the loop.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, cast
 
@@ -75,6 +76,7 @@ class RoutedEngineClient:
         self._search: asyncio.Task[None] | None = None
         """Runs while the router is away."""
         self._notes: set[asyncio.Task[None]] = set()
+        self._withdrawn: list[str] = []
 
     async def generate(
         self, request: GenerateRequest, caller: Caller | None = None
@@ -204,8 +206,8 @@ class RoutedEngineClient:
             yield first, cast(AsyncIterator[tuple[Event, ...]], response)
         except asyncio.CancelledError:
             if first is None and lease is not None:
-                # The replica may never see the call, and then its lane would be kept until the lease times out.
-                self._note(Returned(lease.lease_id, lease.replica_id, RefusalReason.UNUSED))
+                # The replica may never see the call.
+                self._withdraw(route.request_id)
             raise
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
@@ -225,7 +227,7 @@ class RoutedEngineClient:
         except ROUTER_LOST as error:
             if self._search is None or self._search.done():
                 logger.warning("the router cannot be reached (%r); choosing replicas without it", error)
-                self._search = asyncio.ensure_future(self._find_router())
+                self._search = _in_nobodys_name(self._find_router())
             self._recorder.count("ingress_router_fallbacks")
             return None
         if isinstance(decision, Rejected):
@@ -263,6 +265,10 @@ class RoutedEngineClient:
                 raise TimeoutError("the router ended the call without a decision")
             assert not isinstance(answer, Queued)
             return answer
+        except asyncio.CancelledError:
+            # A lease may be on its way here, and closing the call no longer reaches it.
+            self._withdraw(route.request_id)
+            raise
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
 
@@ -280,8 +286,16 @@ class RoutedEngineClient:
         elif replica_id:
             self._note(replica_id)
 
-    def _note(self, news: Returned | str) -> None:
-        """Tell the router beside all else what became of a lease, or which replica is gone."""
+    def _withdraw(self, request_id: str) -> None:
+        """Have the router free what a request has there whose client has left; it would keep a lease until that
+        times out. Of many that leave together it is told in few messages."""
+        if self._router is not None:
+            self._withdrawn.append(request_id)
+            if len(self._withdrawn) == 1:
+                self._note(None)
+
+    def _note(self, news: Returned | str | None) -> None:
+        """Tell the router beside all else what became of a lease, which replica is gone, or, with None, who left."""
         router = self._router_calls
         if router is None:
             return
@@ -289,13 +303,24 @@ class RoutedEngineClient:
         async def tell() -> None:
             try:
                 async with asyncio.timeout(self._settings.router_timeout_s):
-                    await (router.gone.remote(news) if isinstance(news, str) else router.give_back.remote(news))
+                    if isinstance(news, Returned):
+                        await router.give_back.remote(news)
+                    elif news is not None:
+                        await router.gone.remote(news)
+                    else:
+                        withdrawn, self._withdrawn = tuple(self._withdrawn), []
+                        await router.withdraw.remote(withdrawn)
             except ROUTER_LOST as error:
-                logger.info("the router was not told of %s: %r", news, error)
+                logger.info("the router was not told what became of a lease or a replica: %r", error)
 
-        task = asyncio.ensure_future(tell())
+        task = _in_nobodys_name(tell())
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
+
+
+def _in_nobodys_name(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task whose calls are no part of the request that began it: Serve would cancel them together with it."""
+    return asyncio.get_running_loop().create_task(work, context=Context())
 
 
 def _rejection(decision: Rejected) -> ApiError:

@@ -134,6 +134,18 @@ async def test_the_unused_lease_of_a_call_takes_nothing_from_the_same_requests_n
     await asyncio.gather(other, return_exceptions=True)
 
 
+async def test_who_has_left_frees_its_place_and_a_lease_on_the_way_to_it(router):
+    await router.report(free=1)
+    await router.ask(route("leased"))
+    queued = await router.queue(route("queued"))
+    other = await router.queue(route("other"))
+    await router.shell.withdraw(("queued", "leased", "unknown"))
+    assert (await other)[-1].request_id == "other"
+    await asyncio.wait({queued})
+    assert queued.cancelled() and router.shell._policy.num_waiting == 0 and not router.shell._waiting
+    assert len(router.records.observed[("router_queue_seconds", "cancelled")]) == 1
+
+
 async def test_a_refused_lease_comes_back_with_its_request_and_goes_before_others(router):
     await router.report(free=1)
     (lease,) = await router.ask(route("a"))

@@ -124,7 +124,7 @@ async def test_an_engine_that_says_nothing_is_not_reported():
 
 
 async def test_what_the_router_said_to_an_engine_that_hangs_is_forgotten():
-    """The controller was told of the queue as it was when the engine fell silent, and wanted more replicas each time."""
+    """The controller was told of the queue as it had been, and wanted one replica more each time it looked."""
     replica = Replica(heartbeat_s=0.001, timeout_s=0.01)
     replica.reporter._ask_load = lambda with_all_prefixes: None
     replica.reporter.take(load())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -292,24 +293,62 @@ async def test_who_leaves_the_queue_takes_the_request_back():
     assert not scene.engine.of("take")
 
 
-async def test_who_leaves_before_the_replica_has_answered_gives_its_lease_back():
-    """Nobody did: the lane was kept for the two seconds after which the lease times out."""
-    scene = Scene([[HANG]], [[lease("a")]], connect_timeout_s=30)
+@pytest.mark.parametrize(
+    ("decision", "takes", "is_known"),
+    [([HANG], [], True), ([Queued(), HANG], [], True), ([lease("a")], [[HANG]], True),
+     ([lease("a")], [[Welcome("a"), HANG]], False)],
+    ids=["asking", "queued", "leased", "taken"],
+)  # fmt: skip
+async def test_who_leaves_before_a_replica_has_answered_is_withdrawn_from_the_router(decision, takes, is_known):
+    """Closing the call to the router was all: a lease on its way, or not yet taken, kept its lane until its timeout."""
+    scene = Scene(takes, [decision], connect_timeout_s=30, router_timeout_s=30)
     waiting = asyncio.ensure_future(scene.run())
-    while not scene.engine.of("take"):
-        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.gather(*scene.client._notes)
-    assert scene.engine.responses[-1].is_cancelled
-    assert [args for args, _ in scene.router.of("give_back")] == [(Returned("l1", "a", RefusalReason.UNUSED),)]
+    assert scene.router.responses[0].is_cancelled and scene.engine.responses[-1].is_cancelled is bool(takes)
+    assert [args for args, _ in scene.router.of("withdraw")] == ([(("r",),)] if is_known else [])
 
 
-async def test_who_leaves_later_has_no_lease_to_give_back():
-    scene = Scene([[Welcome("a"), FIRST, HANG]], [[lease("a")]])
-    async with aclosing(scene.client.generate(request())) as batches:
-        await anext(batches)
-    assert not scene.client._notes and not scene.router.of("give_back")
+REQUEST: ContextVar[str] = ContextVar("REQUEST")
+
+
+@pytest.mark.parametrize("call", ["withdraw", "ping"])
+async def test_what_the_router_is_asked_beside_a_request_is_not_cancelled_with_it(call):
+    """Serve cancels all calls that were made in the name of a request together with it, and finds them by context."""
+    scene = Scene([[Welcome("a"), SECOND]], [[Queued(), HANG] if call == "withdraw" else [DIED]], router_retry_s=0.001)
+    callers: list[tuple[str, str | None]] = []
+    calls = scene.client._router_calls
+    answer = calls.script
+
+    def note_caller(name: str, args: tuple, session_id: str) -> list[Any]:
+        callers.append((name, REQUEST.get(None)))
+        return answer(name, args, session_id)
+
+    calls.script = note_caller
+    REQUEST.set("r")
+    waiting = asyncio.ensure_future(scene.run())
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    async with asyncio.timeout(30):
+        while not callers:
+            await asyncio.sleep(0.001)
+    assert callers[0] == (call, None)
+
+
+async def test_of_many_that_leave_together_the_router_is_told_in_one_message():
+    scene = Scene([], [[Queued(), HANG] for _ in range(50)])
+    waiting = [asyncio.ensure_future(scene.run(request_id=f"r{i}")) for i in range(50)]
+    await asyncio.sleep(0.02)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.gather(*scene.client._notes)
+    withdrawn = [id_ for (ids,), _ in scene.router.of("withdraw") for id_ in ids]
+    assert sorted(withdrawn) == sorted(f"r{i}" for i in range(50))
+    assert len(scene.router.of("withdraw")) < 5
 
 
 async def test_closing_a_stream_cancels_the_call_to_its_replica():
