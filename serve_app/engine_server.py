@@ -48,6 +48,8 @@ EngineFactory = Callable[..., AsyncEngine]
 """Makes an engine as `AsyncEngine.from_checkpoint` does."""
 STATS_PERIOD_S = 0.5
 """How often the controller fetches a replica's clock. It is read only where the router cannot be reached."""
+SILENT_S = 5.0
+"""An engine that has not said its load for so long hangs. A heartbeat is much less, even while the router is away."""
 ROUTER_CONFIG = RequestRouterConfig.model_validate(
     {"request_router_class": ReplicaChoice, "request_routing_stats_period_s": STATS_PERIOD_S}
 )
@@ -180,6 +182,9 @@ class EngineServer:
         if load is None:
             return self._stats
         clock = clock_of(make_report(load, self._desk, number=0))
+        if self._desk.load_age_s > SILENT_S:
+            # Its boundaries have all passed, so it would look the idlest of all.
+            clock = replace(clock, num_lanes_free=0, boundaries_s=(), is_draining=True)
         stats = publish_clock(clock, time.time() - self._desk.load_age_s)
         if clock.num_running or {**stats, "read_at": 0} != {**self._stats, "read_at": 0}:
             # What an idle replica says stays as it is, or every process would be told twice a second.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -20,9 +21,11 @@ from engine import (
     Started,
 )
 from serve_app.config import EngineServerSettings
-from serve_app.engine_server import EngineServer
+from serve_app.engine_server import SILENT_S, EngineServer
 from serve_app.lease_messages import Refusal, RefusalReason, ReportAnswer, Welcome
+from serve_app.replica_choice import read_clock
 from serve_app.routing.messages import Lease, RouteRequest
+from serve_app.routing.ranking import rank_replicas
 from tests.fakes import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -225,6 +228,21 @@ async def test_the_router_hears_when_a_lane_is_taken_and_when_it_comes_free(repl
     assert {block_size for _, block_size in router.reports} == {16}
     assert "l1" in [lease for report, _ in router.reports for lease in report.settled_leases]
     assert [report.number for report, _ in router.reports] == list(range(1, len(free) + 1))
+
+
+async def test_a_replica_whose_engine_hangs_is_the_last_to_be_chosen_without_the_router(replica):
+    """It looked idle, since all boundaries that it had published had passed: it got every request, and `/ready` asked
+    it and nobody else, after which the ingress refused everything."""
+    server, engine = replica(coalesce_interval_s=0)
+    await told(server)
+    assert not server.record_routing_stats()["is_draining"]
+    engine.ask_load = lambda **options: None
+    server._desk._clock = lambda: time.monotonic() + SILENT_S
+    hanging = server.record_routing_stats()
+    clocks = [read_clock("a", hanging, time.time(), 0), read_clock("b", {}, time.time(), 9)]
+    assert rank_replicas(clocks, ROUTE) == ["b", "a"]
+    server._reporter.take(engine.load())
+    assert not server.record_routing_stats()["is_draining"]
 
 
 async def test_reports_that_ended_begin_again_with_the_next_look_at_its_health(replica):
