@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,7 @@ class SpanFile(SpanExporter):
         try:
             if self.file.exists() and self.file.stat().st_size + len(line) > self._max_bytes:
                 self.file.replace(self.file.with_suffix(".1.jsonl"))
-            with self.file.open("a", encoding="utf-8") as output:
-                output.write(line + "\n")
+            self._append(line + "\n")
         except OSError as error:
             if not self._is_failing:
                 self._is_failing = True
@@ -52,6 +53,17 @@ class SpanFile(SpanExporter):
             return SpanExportResult.FAILURE
         self._is_failing = False
         return SpanExportResult.SUCCESS
+
+    def _append(self, line: str) -> None:
+        size = self.file.stat().st_size if self.file.exists() else 0
+        try:
+            with self.file.open("a", encoding="utf-8") as output:
+                output.write(line)
+        except OSError:
+            # A full disk takes a part of a line, which would spoil the next one too.
+            with suppress(OSError):
+                os.truncate(self.file, size)
+            raise
 
 
 def to_otlp(spans: Sequence[ReadableSpan]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from google.protobuf.json_format import Parse
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, Tracer, format_span_id, format_trace_id
 
@@ -390,6 +391,22 @@ def test_a_full_file_begins_anew_and_keeps_the_one_before(tmp_path, recorded):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine.1.jsonl", "engine.jsonl"]
     assert names_in(file) == ["x"]
     assert names_in(tmp_path / "engine.1.jsonl") == ["x", "x"]
+
+
+def test_a_disk_that_is_full_for_a_while_spoils_no_line(tmp_path, recorded):
+    """It took the beginning of a line, and the first line that fitted again was glued to that."""
+    recorded.tracer.start_span("x").end()
+    file = tmp_path / "engine.jsonl"
+    exporter = SpanFile(file, max_bytes=10**6)
+    assert exporter.export(recorded.spans) is SpanExportResult.SUCCESS
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 50, limits[1]))
+    try:
+        assert exporter.export(recorded.spans) is SpanExportResult.FAILURE
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert exporter.export(recorded.spans) is SpanExportResult.SUCCESS
+    assert names_in(file) == ["x", "x"]
 
 
 def test_a_folder_that_vanishes_costs_spans_and_one_line_of_log(tmp_path, recorded):
