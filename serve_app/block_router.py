@@ -7,6 +7,7 @@ again or choose by themselves.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -34,6 +35,8 @@ from .routing.messages import (
 from .routing.pass_times import PassTimes
 from .routing.policy import RoutingPolicy, RoutingSettings
 from .telemetry import ServeRecorder, hide_calls_of
+
+logger = logging.getLogger("ray.serve")
 
 LIVE_SETTINGS = frozenset({"max_queue", "max_queue_per_tenant"})
 """Settings that `user_config` may change while requests wait."""
@@ -65,6 +68,7 @@ class BlockRouter:
         """Of each request in the queue: who waits for it, and when it arrived."""
         self._reports: dict[str, tuple[ReplicaReport, float]] = {}
         self._has_heard = False
+        self._is_configured = False
         self._gone: dict[str, float] = {}
         self._wants_prefixes: set[str] = set()
         self._boundaries: dict[str, dict[str, tuple[int, float]]] = {}
@@ -139,16 +143,22 @@ class BlockRouter:
         self._record_state()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Called by Serve with `user_config`: new limits of the queue, for requests to come."""
-        unknown = sorted(set(user_config) - LIVE_SETTINGS)
-        if unknown:
-            known = ", ".join(sorted(LIVE_SETTINGS))
-            raise ValueError(f"user_config of BlockRouter has unknown keys {', '.join(unknown)}; known are {known}")
-        for name, value in user_config.items():
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if not is_whole and not (value is None and name == "max_queue_per_tenant"):
-                raise ValueError(f"user_config of BlockRouter has {name} {value!r}; it must be a whole number")
-        self._policy.settings = replace(self._policy.settings, **user_config)
+        """Called by Serve with `user_config`: new limits of the queue, for requests to come.
+
+        Raises ValueError for bad ones at the start. Later they are logged and change nothing: what is raised here ends
+        the replica, and the next one too.
+        """
+        try:
+            settings = _with_limits(self._policy.settings, user_config)
+        except ValueError as error:
+            if not self._is_configured:
+                raise
+            logger.error(
+                "the limits of the queue stay as they are; mend them before this replica is replaced: %s", error
+            )
+            return
+        self._policy.settings = settings
+        self._is_configured = True
 
     def _handle(self, event: RouterEvent | None) -> None:
         """Let the policy decide, and do what it says."""
@@ -247,3 +257,15 @@ class BlockRouter:
         if wake_at is not None:
             delay_s = max(wake_at - self._clock(), _SHORTEST_WAKE_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, None)
+
+
+def _with_limits(settings: RoutingSettings, user_config: dict[str, Any]) -> RoutingSettings:
+    unknown = sorted(set(user_config) - LIVE_SETTINGS)
+    if unknown:
+        known = ", ".join(sorted(LIVE_SETTINGS))
+        raise ValueError(f"user_config of BlockRouter has unknown keys {', '.join(unknown)}; known are {known}")
+    for name, value in user_config.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole and not (value is None and name == "max_queue_per_tenant"):
+            raise ValueError(f"user_config of BlockRouter has {name} {value!r}; it must be a whole number")
+    return replace(settings, **user_config)

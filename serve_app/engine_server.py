@@ -99,6 +99,7 @@ class EngineServer:
         )
         self._reporting: asyncio.Task[None] | None = None
         self._stats: dict[str, Any] = {}
+        self._is_configured = False
         if settings.warm_up_tokens > 0:
             # This may already run inside an event loop, which cannot run another one.
             with ThreadPoolExecutor(max_workers=1) as thread:
@@ -170,8 +171,19 @@ class EngineServer:
         self._engine.check_health()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Called by Serve with `user_config`: LiveEngineServerSettings. Streams go on."""
-        live = LiveEngineServerSettings.model_validate(user_config)
+        """Called by Serve with `user_config`: LiveEngineServerSettings. Streams go on.
+
+        Raises ValueError for bad ones at the start. Later they are logged and change nothing: what is raised here ends
+        the replica with all its streams, and the next one too.
+        """
+        try:
+            live = LiveEngineServerSettings.model_validate(user_config)
+        except ValueError as error:
+            if not self._is_configured:
+                raise
+            logger.error("user_config changes nothing; mend it before this replica is replaced: %s", error)
+            return
+        self._is_configured = True
         self._coalesce_interval_s = live.coalesce_interval_s
         self._max_waiting = live.max_waiting
         self._start_reporting(asyncio.get_running_loop())

@@ -277,6 +277,16 @@ async def test_limits_that_are_none_change_nothing(router, config, message):
     assert router.shell._policy.settings.max_queue == 2
 
 
+@pytest.mark.parametrize("config", [{"max_queu": 1}, {"max_queue": "many"}, {"max_queue": 0}], ids=str)
+async def test_bad_limits_do_not_end_a_router_that_runs(router, config):
+    """Serve ends a replica whose `reconfigure` raises, and its successors: a slip of the pen took the queue away."""
+    await router.shell.reconfigure({"max_queue": 3})
+    await router.shell.reconfigure(config)
+    assert router.shell._policy.settings.max_queue == 3
+    await router.shell.reconfigure({"max_queue": 4})
+    assert router.shell._policy.settings.max_queue == 4
+
+
 async def test_every_measurement_is_in_the_table(router):
     from serve_app.metrics_table import ROUTER_METRICS
 

@@ -245,6 +245,17 @@ async def test_a_replica_whose_engine_hangs_is_the_last_to_be_chosen_without_the
     assert not server.record_routing_stats()["is_draining"]
 
 
+@pytest.mark.parametrize("config", [{"coalesce_interval_s": -1}, {"max_waitin": 1}], ids=str)
+async def test_bad_settings_end_a_replica_that_starts_and_none_that_runs(replica, config):
+    """Serve ends a replica whose `reconfigure` raises, with all its streams."""
+    server, _ = replica()
+    with pytest.raises(ValueError, match=next(iter(config))):
+        await server.reconfigure(config)
+    await server.reconfigure({"max_waiting": 3})
+    await server.reconfigure(config)
+    assert server._max_waiting == 3
+
+
 async def test_reports_that_ended_begin_again_with_the_next_look_at_its_health(replica):
     server, _ = replica()
     await told(server)
