@@ -26,6 +26,10 @@ TITLES = {
     "memory": "Memory and recompilations",
     "peer": "The public steerling package",
     "bars": "Bars",
+    "load": "A load over HTTP",
+    "lag": "How late events reach their client",
+    "overhead": "What the path costs a single request",
+    "replicas": "Replicas",
 }
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 """Between these lines of an existing markdown file the command keeps its tables."""
