@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def lag(section: Section, options: argparse.Namespace) -> None:
     """One row a mode, detail and run."""
     with tempfile.TemporaryDirectory(prefix="stream-lag-") as folder:
-        description = write_description(Path(folder) / "paced", "tiny")
+        description = write_description(Path(folder) / "paced", "8b")
         for mode in options.modes:
             section.say(f"{mode}: starting")
             with Host(mode=mode) as host:

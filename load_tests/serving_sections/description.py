@@ -1,6 +1,7 @@
 """Folders that describe a model without weights: what the ingress reads, with a vocabulary that needs no download.
 
-Token i of the vocabulary is a byte for i < 256 and else the number i - 256 and a space, so that a text tells ids.
+Token i of the vocabulary is a byte for i < 256 and else the number i - 256 and a space, so that a text tells ids. With
+the vocabulary of the 8B shape there are NUM_NUMBERS numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ NUM_BYTES, NUM_NUMBERS = 256, 100_000
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": EIGHT_B,
     "tiny": {
-        **EIGHT_B,
+        "vocab_size": 6144,
+        "eos_token_id": 6140,
+        "pad_token_id": 6141,
+        "mask_token_id": 6143,
         "n_layers": 2,
         "n_embd": 64,
         "n_head": 4,
@@ -31,14 +35,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "unknown_topk": 8,
     },
 }
-"""What config.json says of each: the shape of Steerling-8B, and one that a CPU runs, both with its vocabulary."""
+"""What config.json says of each: the shape of Steerling-8B, and one that a CPU runs."""
 
 
 def write_description(folder: Path, shape: str) -> Path:
     """Write config.json and tokenizer.json of a shape; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "steerling", **SHAPES[shape]}), encoding="utf-8")
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(SHAPES[shape]["eos_token_id"])), encoding="utf-8")
     return folder
 
 
@@ -47,11 +51,12 @@ def number_token(number: int) -> int:
     return NUM_BYTES + number % NUM_NUMBERS
 
 
-def _tokenizer() -> dict[str, Any]:
-    """A byte-level vocabulary without merges: nothing but bytes can come from a text."""
+def _tokenizer(num_ordinary: int) -> dict[str, Any]:
+    """A byte-level vocabulary without merges: nothing but bytes can come from a text. Special tokens are left out."""
     alphabet = _byte_alphabet()
     vocabulary = {character: byte for byte, character in enumerate(alphabet)}
-    vocabulary |= {f"{number}{alphabet[32]}": number_token(number) for number in range(NUM_NUMBERS)}
+    numbers = range(min(num_ordinary - NUM_BYTES, NUM_NUMBERS))
+    vocabulary |= {f"{number}{alphabet[32]}": number_token(number) for number in numbers}
     return {
         "version": "1.0",
         "added_tokens": [],

@@ -42,6 +42,8 @@ class Stream:
     first_byte: float | None = None
     first_token: float | None = None
     """When the first text came."""
+    first_commit: float | None = None
+    """When the first denoising step was told; only where `include_diffusion` is `steps`."""
     blocks: list[BlockSpan] = field(default_factory=list)
     """Sealed blocks, in order; only where `include_diffusion` was asked for."""
     num_prompt_tokens: int = 0
@@ -84,6 +86,8 @@ def _take(stream: Stream, started_at: dict[tuple[int, int], float], moment: floa
     piece = event.get("diffusion", {})
     if piece.get("type") == "block.started":
         started_at[piece["index"], piece["block"]] = moment
+    elif piece.get("type") == "step":
+        stream.first_commit = moment if stream.first_commit is None else stream.first_commit
     elif piece.get("type") == "block.sealed":
         started = started_at.pop((piece["index"], piece["block"]), moment)
         stream.blocks.append(BlockSpan(started, moment, piece["end"] - piece["start"]))

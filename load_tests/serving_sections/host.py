@@ -1,7 +1,7 @@
-"""The process that hosts the application under test: a Ray cluster of its own, deployed to as told on standard input.
+"""The process that hosts the application under test: a Ray cluster of its own, deployed to as its input tells.
 
-Each line in is a JSON object: AppConfig's `args`, and how this deployment differs from what ships. Each line out answers
-one. It leaves when its input ends, and takes the cluster with it. Started by `hosting.Host`; not for people.
+Each line in is a JSON object: AppConfig's `args`, and how this deployment differs from what ships. Each line out
+answers one. It leaves when its input ends, and takes the cluster with it. Started by `hosting.Host`; not for people.
 """
 
 from __future__ import annotations
