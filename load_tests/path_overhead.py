@@ -170,7 +170,7 @@ def _p50(name: str, seconds: list[float]) -> dict[str, float]:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", type=chosen(MODES), default=tuple(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--modes", type=chosen(MODES), default=("default", "haproxy"), help=f"of {', '.join(MODES)}")
     parser.add_argument("--engines", type=chosen(ENGINES), default=tuple(ENGINES), help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--requests", type=int, help="for each engine (300 at once, 40 of the demo)")
     parser.add_argument("--tokens", type=int, default=8, help="of each answer (8)")

@@ -98,7 +98,7 @@ def measure(host: Host, options: argparse.Namespace, detail: str) -> dict[str, A
         answers = asyncio.run(streams(host.url, DETAILS[detail], options.streams, options.tokens))
         wall_s = time.monotonic() - began
     after = host.cpu_seconds()
-    lags = [value for answer in answers for value in lags_ms(answer)]
+    lags = [value for answer in answers for value in lags_ms(answer, detail)]
     num_tokens = options.streams * options.tokens
     if len(lags) != num_tokens:
         broken = [answer for answer in answers if answer.failure or answer.status != 200]
@@ -127,25 +127,23 @@ async def streams(url: str, detail: str, count: int, num_tokens: int) -> list[An
         return await asyncio.gather(*(client.send({**body, "prompt": [300 + i], "seed": i}) for i in range(count)))
 
 
-def lags_ms(answer: Answer) -> list[float]:
+def lags_ms(answer: Answer, detail: str) -> list[float]:
     """One value a token of the stream, in milliseconds: when it came minus when it was made."""
     lags = []
     for arrived, payload in payloads(answer.chunks):
         if payload != DONE:
-            lags += [late(arrived, moment) for moment in moments(json.loads(payload))]
+            lags += [late(arrived, moment) for moment in moments(json.loads(payload), detail)]
     return lags
 
 
-def moments(event: dict[str, Any]) -> list[int]:
+def moments(event: dict[str, Any], detail: str) -> list[int]:
     """When the tokens in an event were made, in milliseconds modulo NUM_NUMBERS.
 
-    Where an event tells of steps, its tokens count, and the text that follows is not counted again.
+    Tokens of denoising steps count where these were asked for: their text, which follows, is not counted again.
     """
-    piece = event.get("diffusion", {})
-    if piece.get("type") == "step":
-        return [int(commit["token"]) for commit in piece["commits"]]
-    if "steps" in event:
-        return []
+    if detail == "steps":
+        piece = event.get("diffusion", {})
+        return [int(commit["token"]) for commit in piece["commits"]] if piece.get("type") == "step" else []
     return [int(word) for choice in event.get("choices", ()) for word in choice["text"].split()]
 
 
@@ -187,7 +185,7 @@ def add(section: Section, mode: str, detail: str, runs: list[dict[str, Any]]) ->
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", type=chosen(MODES), default=tuple(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--modes", type=chosen(MODES), default=("default", "haproxy"), help=f"of {', '.join(MODES)}")
     parser.add_argument("--detail", type=chosen(DETAILS), default=tuple(DETAILS), help=f"of {', '.join(DETAILS)}")
     parser.add_argument("--streams", type=int, default=64, help="at once (64)")
     parser.add_argument("--tokens", type=int, default=300, help="of each stream (300)")

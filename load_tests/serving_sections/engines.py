@@ -94,18 +94,18 @@ class PacedEngine:
 
     def abort(self, request_id: str) -> None:
         """Forget a request."""
-        if sequence := self._sequences.pop(request_id, None):
-            # Whoever aborts a request no longer reads it.
-            del sequence
+        self._sequences.pop(request_id, None)
 
     def step(self) -> list[Event]:
         """Sleep until the step is over, and commit."""
         if (wait := self._due - self._clock()) > 0:
             self._sleep(wait)
         now = self._clock()
-        # A step that was late does not make the next ones shorter.
-        self._due = max(self._due, now - self._step_s) + self._step_s
-        token_id = number_token(int(now * 1000))
+        if now - self._due > self._step_s:
+            # So late that the steps to come would all be too short.
+            self._due = now
+        self._due += self._step_s
+        token_id = number_token(round(now * 1000))
         events: list[Event] = []
         for sequence in list(self._sequences.values()):
             self._advance(sequence, token_id, events)

@@ -28,8 +28,30 @@ KILL_WAIT_S = 10.0
 MODES: dict[str, dict[str, str]] = {
     "default": {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"},
     "haproxy": {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"},
+    "grpc": {
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+    },
 }
-"""Environment of each way in which Ray Serve takes HTTP and carries streams."""
+"""Environment of each way in which Ray Serve takes HTTP and carries streams. `grpc`: all of the throughput options
+that do not change who listens for HTTP."""
+
+
+def own_haproxy(folder: Path) -> dict[str, str]:
+    """Files and ports of an HAProxy that stands beside another one on this machine."""
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+    }
 
 
 class HostFailed(RuntimeError):
@@ -43,6 +65,7 @@ class Host:
         """Start Ray and Serve; raises HostFailed."""
         self.url = f"http://127.0.0.1:{free_port()}"
         self._marker = f"GLASSBLOCK_LOAD_TEST={uuid.uuid4().hex}"
+        self._folder = tempfile.TemporaryDirectory(prefix="load-test-")
         with tempfile.NamedTemporaryFile(prefix="load-test-", suffix=".log", delete=False) as log:
             self.log = Path(log.name)
             self._process = subprocess.Popen(
@@ -51,7 +74,11 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=ROOT,
-                env={**local_cluster_environment(self._marker), **MODES[mode]},
+                env={
+                    **local_cluster_environment(self._marker),
+                    **own_haproxy(Path(self._folder.name)),
+                    **MODES[mode],
+                },
                 start_new_session=True,
             )
         try:
@@ -90,6 +117,7 @@ class Host:
                     _signal(pid, number)
                 self._process.poll()
                 time.sleep(0.2)
+        self._folder.cleanup()
 
     def _ask(self, order: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
