@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .engine_sections.environment import ROOT
-from .engine_sections.rendering import BEGIN, END, TITLES, CannotWrite, markdown_table, page_around
+from .engine_sections.rendering import BEGIN, END, CannotWrite, markdown_table, page_around
+from .serving_sections.session import TITLES
 
 PAGE = ROOT / "docs" / "serving_performance.md"
 

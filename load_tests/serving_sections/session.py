@@ -22,6 +22,12 @@ from ..engine_sections.environment import git_commit, machine
 from ..engine_sections.report import NotAvailable, Progress, Section
 
 WATCHED = ("engine", "serve_app")
+TITLES = {
+    "load": "A load over HTTP",
+    "lag": "How late events reach their client",
+    "overhead": "What the path costs a single request",
+    "replicas": "Replicas",
+}
 
 
 class Session:
@@ -57,7 +63,7 @@ class Session:
         section.took_s = time.monotonic() - began
         self.progress.clear()
         self.keep(section)
-        show(rendering.text_section(name, section.as_json()))
+        show(rendering.text_section(name, section.as_json(), TITLES))
         return section
 
     def keep(self, section: Section) -> None:
