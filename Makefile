@@ -2,6 +2,7 @@
 # make test    everything that has to pass before a change lands
 # make lint    the static half of it
 # make format  let ruff rewrite what it can
+# make serve-config  embed deploy/steerling-8b.yaml, after a change, in k8s/base
 #
 # Each target installs what it needs into .venv; nothing has to be run before it.
 PYTHON ?= python3
@@ -11,8 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 PYTEST_ARGS ?=
+SERVE_CONFIG ?= k8s/base/serve-config.yaml
 
-.PHONY: install install-test serve test lint format clean
+.PHONY: install install-test serve test lint format serve-config clean
 install: $(INSTALLED)
 install-test: $(INSTALLED_TEST)
 
@@ -47,6 +49,11 @@ test: lint
 format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+serve-config:
+	@{ printf '%s\n' '# Generated from deploy/steerling-8b.yaml by `make serve-config`; change it there.' \
+	  'apiVersion: ray.io/v1' 'kind: RayService' 'metadata:' '  name: glassblock' 'spec:' '  serveConfigV2: |'; \
+	  sed 's/^./    &/' deploy/steerling-8b.yaml; } > $(SERVE_CONFIG)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

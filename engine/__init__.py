@@ -20,6 +20,7 @@ from .errors import (
     RequestTooLarge,
     Unsupported,
 )
+from .load import EngineLoad, RunningLoad
 from .metrics import NullRecorder, Recorder
 from .output import (
     BlockFinished,
@@ -44,6 +45,9 @@ from .request import (
     SteeringParams,
     Suppression,
 )
+from .runner.capacity import plan_memory
+from .runner.memory import MemoryPlan
+from .scheduling import PrefixChanges, prefix_keys
 
 __all__ = [
     "Aborted",
@@ -60,6 +64,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "EngineLoad",
     "EngineStats",
     "EngineStopped",
     "Event",
@@ -70,17 +75,20 @@ __all__ = [
     "InvalidConfig",
     "InvalidRequest",
     "InvalidValue",
+    "MemoryPlan",
     "ModelConfig",
     "NonFiniteLogits",
     "NullRecorder",
     "Output",
     "Policy",
+    "PrefixChanges",
     "PromptTooLong",
     "QueueFull",
     "Recorder",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
+    "RunningLoad",
     "SamplingParams",
     "Started",
     "SteeringParams",
@@ -88,4 +96,6 @@ __all__ = [
     "TokenAttribution",
     "Unsupported",
     "check_request",
+    "plan_memory",
+    "prefix_keys",
 ]

@@ -20,8 +20,9 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from .config import EngineConfig, ModelConfig
 from .core import Engine, EngineStats
 from .errors import EngineStopped
+from .load import EngineLoad
 from .metrics import Recorder
-from .output import Event, Finished
+from .output import BlockFinished, BlockStarted, Event, Finished, Started
 from .request import GenerateRequest
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,29 @@ class _Command(Generic[T]):
             self.result.set_exception(error)
 
 
+class _LoadWatch:
+    """Tells somebody the engine's load when a block or a lane changed, but no more often than each `interval_s`."""
+
+    def __init__(self, engine: Engine, callback: Callable[[EngineLoad], None], interval_s: float) -> None:
+        self._engine, self._callback, self._interval_s = engine, callback, interval_s
+        self._has_news = False
+        self._told_at = -interval_s
+
+    def after_step(self, events: list[Event]) -> None:
+        """Tell it, or leave it to a later step; before the engine rests everything is told."""
+        boundaries = (Started, BlockStarted, BlockFinished, Finished)
+        self._has_news = self._has_news or any(isinstance(event, boundaries) for event in events)
+        is_due = time.monotonic() - self._told_at >= self._interval_s
+        if self._has_news and (is_due or not self._engine.has_work):
+            self.tell()
+
+    def tell(self, *, with_all_prefixes: bool = False) -> None:
+        """Tell it now."""
+        self._has_news = False
+        self._told_at = time.monotonic()
+        self._callback(self._engine.load(with_all_prefixes=with_all_prefixes))
+
+
 class AsyncEngine:
     """Serves requests from any number of asyncio tasks on one Engine."""
 
@@ -111,6 +135,7 @@ class AsyncEngine:
         self._is_stopping = threading.Event()
         self._failure: BaseException | None = None
         self._busy_since: float | None = None
+        self._load_watch: _LoadWatch | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -169,6 +194,32 @@ class AsyncEngine:
         """What is in use now; raises EngineStopped."""
         return await asyncio.wrap_future(self._submit(self._engine.stats))
 
+    def watch_load(self, callback: Callable[[EngineLoad], None], *, interval_s: float = 0.02) -> None:
+        """Have `callback` called with the load, all prefixes in it, now and then with what has changed.
+
+        It is called in the engine's thread after steps in which a block or a lane changed, at most once an interval,
+        and for the last time before the engine rests. It must be quick and may not raise. There is one watcher.
+        """
+
+        def watch() -> None:
+            self._load_watch = _LoadWatch(self._engine, callback, interval_s)
+            self._load_watch.tell(with_all_prefixes=True)
+
+        self._submit(watch)
+
+    def ask_load(self, *, with_all_prefixes: bool = False) -> None:
+        """Have the watcher called before the next step; nothing happens once the engine has stopped."""
+
+        def tell() -> None:
+            if self._load_watch is not None:
+                self._load_watch.tell(with_all_prefixes=with_all_prefixes)
+
+        self._submit(tell)
+
+    async def load(self) -> EngineLoad:
+        """What is in use and for how long. For those who do not watch: prefixes are told to whoever asks first."""
+        return await asyncio.wrap_future(self._submit(self._engine.load))
+
     async def concept_top_tokens(
         self, concept_id: int, k: int = 15, *, head: Literal["known", "discovered"] = "known"
     ) -> list[tuple[int, float]]:
@@ -218,6 +269,8 @@ class AsyncEngine:
                     events = self._engine.step()
                     self._busy_since = None
                     self._deliver(events)
+                    if self._load_watch is not None:
+                        self._load_watch.after_step(events)
         except Exception as error:
             logger.exception("the engine's thread ended")
             self._failure = error

@@ -19,7 +19,9 @@ from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
 from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, NonFiniteLogits, Unsupported
-from .metrics import GuardedRecorder, NullRecorder, Recorder
+from .lifecycle import Life, Measurements
+from .load import EngineLoad, PassTimes, measure
+from .metrics import NullRecorder, Recorder
 from .model.steerling import SteerlingModel
 from .output import (
     BlockFinished,
@@ -34,8 +36,9 @@ from .output import (
 )
 from .request import MAX_SEED, GenerateRequest
 from .runner.explaining import ExplanationInFlight, KeptCommit
+from .runner.graphs import row_buckets
 from .runner.model_runner import ModelRunner
-from .runner.pass_in_flight import DraftOutcome, PassInFlight, PassTiming, RowOutcome
+from .runner.pass_in_flight import PassInFlight, RowOutcome
 from .runner.step_profiler import StepProfiler
 from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
 
@@ -61,6 +64,7 @@ class _Entry:
     sequence: Sequence
     seed: int
     steering: SteeringPlan
+    life: Life
     is_announced: bool = False
     """Its Started event has been made."""
     commits: list[Commit] = field(default_factory=list)
@@ -111,12 +115,16 @@ class Engine:
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` decides only when commits are explained, never what is computed."""
+        """`clock` decides when commits are explained and what durations are recorded, never what is computed."""
         self.config = config or EngineConfig()
         self.runner = ModelRunner(model, self.config)
         self.scheduler = Scheduler(self.config, model.config.diff_block_size, self.runner.cache.num_pages)
-        self._recorder = GuardedRecorder(recorder or NullRecorder())
         self._clock = clock
+        self._measured = Measurements(recorder or NullRecorder(), clock, row_buckets(self.config.max_rows))
+        self._measured.capacity(
+            rows=self.config.max_rows, lanes=self.config.num_lanes, pages=self.runner.cache.num_pages
+        )
+        self._measured.usage(self.stats())
         self._entries: dict[str, _Entry] = {}
         self._events: list[Event | _LateCommits | _Ending] = []
         """Not handed out yet. An entry lives until its Finished event is."""
@@ -130,6 +138,7 @@ class Engine:
         is_async = self.config.async_scheduling
         self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
         self._num_arrived = 0
+        self._pass_times = PassTimes()
 
     @classmethod
     def from_checkpoint(
@@ -166,6 +175,15 @@ class Engine:
             pages_held=scheduler.num_held_pages,
         )
 
+    def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
+        """What is in use and for how long, for somebody who chooses between engines.
+
+        Prefixes are told once: those that came and went since the last call, or all that are offered now.
+        """
+        return measure(
+            self.scheduler, self._pass_times, num_lanes=self.config.num_lanes, with_all_prefixes=with_all_prefixes
+        )
+
     def generate(self, requests: Iterable[GenerateRequest]) -> list[Output]:
         """Serve requests together and return their outputs in the order of the requests.
 
@@ -198,6 +216,7 @@ class Engine:
     def add_request(self, request: GenerateRequest) -> str:
         """Queue a request and return its id. Raises InvalidRequest or QueueFull; then nothing has changed."""
         check_request(request, self.model_config, num_pages=self.runner.cache.num_pages)
+        life = self._measured.begin(request)
         # Before the device works for it: a flood that is refused should cost next to nothing.
         self.scheduler.check_room()
         request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
@@ -212,10 +231,12 @@ class Engine:
             sequence=self._make_sequence(request_id, request),
             seed=secrets.randbelow(MAX_SEED) if seed is None else seed,
             steering=self._plan_steering(request),
+            life=life,
         )
         self.scheduler.add(entry.sequence)
         self._entries[request_id] = entry
         self._num_arrived += 1
+        self._measured.added(request)
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -223,7 +244,7 @@ class Engine:
         entry = self._entries.get(request_id)
         if entry is None or not self.scheduler.abort(request_id):
             return
-        self._recorder.count("aborts")
+        self._measured.aborted()
         self._explain([entry])
         self._finish(entry, FinishReason.ABORT)
 
@@ -239,6 +260,8 @@ class Engine:
 
     def _step(self) -> list[Event]:
         is_launched = self._launch()
+        # Also here, so that a pass that hangs is seen to hang with lanes in use.
+        self._measured.usage(self.stats())
         is_ahead = is_launched and self._is_async
         # What is asked for from here on stands behind the pass that has just been launched, and is read in the next
         # step; what was asked for before stands behind the pass that is read now.
@@ -249,7 +272,8 @@ class Engine:
         self._explain_due()
         if not is_ahead:
             self._take_explanations(len(self._explaining))
-        self._record_state()
+        # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
+        self._measured.usage(self.stats())
         events = self._take_events()
         self._forget_void_passes()
         return events
@@ -346,6 +370,8 @@ class Engine:
             self._take_in(plan)
             if not plan.rows:
                 return False
+            lives = ((self._entries[row.sequence.id].life, row.block) for row in plan.denoise_rows)
+            self._measured.launching(plan, lives)
             self._in_flight.append((plan, self.runner.launch(plan.rows, self._num_logprobs(plan))))
         except BaseException:
             # How far the device came nobody knows: whoever was to run is written to a lane anew.
@@ -364,22 +390,25 @@ class Engine:
         outcomes, timing = launched.read()
         # Not before: an interrupt while the host waits must lose no commits.
         self._in_flight.popleft()
-        self._record_pass(plan, timing)
+        self._pass_times.observe(len(plan.rows), timing.device)
         # Rows of sequences that have ended or lost their lane since concern nobody.
-        self._apply(plan, [outcome for outcome in outcomes if self.scheduler.is_in_flight(outcome.row)])
+        outcomes = [outcome for outcome in outcomes if self.scheduler.is_in_flight(outcome.row)]
+        num_commits = sum(len(outcome.commits) for outcome in outcomes)
+        self._measured.landed(plan, device_seconds=timing.device, wait_seconds=timing.wait, num_commits=num_commits)
+        self._apply(plan, outcomes)
 
     def _take_in(self, plan: Plan) -> None:
         """Explain what preempted sequences left in their lanes, then write the admitted ones into theirs."""
         preempted = [self._entries[item.sequence.id] for item in plan.preempted]
         self._explain(preempted)
-        if preempted:
-            self._recorder.count("preemptions", len(preempted))
+        self._measured.preempted(len(preempted))
         for admission in plan.admitted:
             entry = self._entries[admission.sequence.id]
             sequence = entry.sequence
             self.runner.lanes.write(admission.lane, sequence, entry.request.sampling, entry.seed, entry.steering)
             if not entry.is_announced:
                 entry.is_announced = True
+                self._measured.admitted(entry.life, sequence)
                 self._events.append(
                     Started(
                         request_id=entry.id,
@@ -425,10 +454,10 @@ class Engine:
         """Hand the commits of a denoise row out, or keep them until they are explained."""
         num_logprobs = entry.request.sampling.num_logprobs
         commits = [replace(commit, top_logprobs=commit.top_logprobs[:num_logprobs]) for commit in outcome.commits]
-        self._recorder.count("engine_commits", len(commits))
-        self._record_draft(outcome.draft)
+        self._measured.drafted(outcome.draft)
         if not commits:
             return
+        entry.life.count_pass(outcome.row.block)
         if entry.request.attribution is None:
             self._events.append(_committed(entry, commits))
             return
@@ -492,45 +521,26 @@ class Engine:
         ready: list[Event] = []
         waiting: list[Event | _LateCommits | _Ending] = []
         blocked: set[str] = set()
+        now = self._clock()
         for event in self._events:
             request_id = _request_id(event)
             if request_id in blocked or (isinstance(event, _LateCommits) and not event.is_explained):
                 blocked.add(request_id)
                 waiting.append(event)
-            elif isinstance(event, _LateCommits):
-                ready.append(_committed(event.entry, event.commits))
+                continue
+            entry = self._entries[request_id]
+            if isinstance(event, _LateCommits):
+                event = _committed(entry, event.commits)
             elif isinstance(event, _Ending):
-                ready.append(_finished(event))
+                event = _finished(event)
                 del self._entries[request_id]
-            else:
-                ready.append(event)
+            self._measured.handed_out(entry.life, event, now)
+            ready.append(event)
         self._events = waiting
         return ready
 
     def _finish(self, entry: _Entry, reason: FinishReason, error: str | None = None) -> None:
         self._events.append(_Ending(entry, reason, error))
-
-    def _record_pass(self, plan: Plan, timing: PassTiming) -> None:
-        self._recorder.count("engine_passes")
-        self._recorder.observe("engine_rows", len(plan.rows))
-        self._recorder.observe("engine_pass_seconds", timing.device)
-        self._recorder.observe("engine_wait_seconds", timing.wait)
-
-    def _record_draft(self, draft: DraftOutcome | None) -> None:
-        if draft is not None:
-            self._recorder.count("drafts")
-            self._recorder.count("drafts_position_right", draft.is_position_right)
-            self._recorder.count("drafts_token_right", draft.is_token_right)
-            self._recorder.count("drafts_committed", draft.is_commit)
-
-    def _record_state(self) -> None:
-        # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
-        recorder, stats = self._recorder, self.stats()
-        recorder.gauge("requests_waiting", stats.num_waiting)
-        recorder.gauge("lanes_in_use", stats.num_running)
-        recorder.gauge("pages_free", stats.pages_free)
-        recorder.gauge("pages_cached", stats.pages_cached)
-        recorder.gauge("pages_held", stats.pages_held)
 
 
 def _describe_failure(sequence: Sequence) -> str:

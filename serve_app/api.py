@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import uuid
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -14,8 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 
+from engine import NullRecorder, Recorder
+
 from . import __version__
-from .completions import Completion, EngineClient
+from .completions import Caller, Completion, EngineClient
 from .concepts import Concept
 from .config import Limits
 from .disconnect import EventStream, until_disconnect
@@ -30,13 +34,14 @@ from .errors import (
     from_validation,
     to_api_error,
 )
-from .middleware import BodyLimitMiddleware
+from .middleware import CLIENT_CLOSED_REQUEST, BodyLimitMiddleware, MeterMiddleware, note_error
 from .schemas import CompletionRequest, Head
 from .translation import Checkpoint, check_model, to_engine
 
 # Under `default`, or FastAPI would announce 422s of its own shape.
 router = APIRouter(responses={"default": ERROR_RESPONSE})
-CLIENT_CLOSED_REQUEST = 499
+TIMEOUT_HEADER = "x-request-timeout-seconds"
+"""Ray Serve knows it too: there it limits all of a request, here the time until it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Service:
     limits: Limits
     created: int
     """When the model came up, in seconds since 1970."""
+    recorder: Recorder = field(default_factory=NullRecorder)
+    """Takes what HTTP measures."""
 
 
 def create_api(service: Service) -> FastAPI:
@@ -56,7 +63,10 @@ def create_api(service: Service) -> FastAPI:
         title="Glassblock",
         version=__version__,
         description="Serves interpretable block-diffusion language models: steer by concepts, see why.",
-        middleware=[Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes)],
+        middleware=[
+            Middleware(MeterMiddleware, recorder=service.recorder),
+            Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes),
+        ],
         redoc_url=None,
     )
     app.state.service = service
@@ -81,7 +91,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
         engine_requests = to_engine(
             body, service.checkpoint, completion_id=completion_id, max_prompts=service.limits.max_prompts
         )
-        completion = Completion(service.client, body, engine_requests, service.checkpoint, completion_id)
+        caller = _caller(request)
+        completion = Completion(service.client, body, engine_requests, service.checkpoint, completion_id, caller)
         if body.stream:
             return EventStream(await until_disconnect(request.receive, _started(completion)))
         return JSONResponse(await until_disconnect(request.receive, _finished(completion)))
@@ -203,6 +214,25 @@ def _api_errors() -> Iterator[None]:
         raise to_api_error(error) from error
 
 
+def _caller(request: Request) -> Caller:
+    """Who sent a request. Raises ApiError for a timeout that is no time."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    # Only to tell keys apart: whoever reads it, in a queue or in a log, learns nothing of the key.
+    is_key = scheme.lower() == "bearer" and key.strip() != ""
+    tenant = hashlib.blake2b(key.strip().encode(), digest_size=8).hexdigest() if is_key else ""
+    timeout = request.headers.get(TIMEOUT_HEADER)
+    if timeout is None:
+        return Caller(tenant=tenant)
+    try:
+        timeout_s = float(timeout)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        message = f"{TIMEOUT_HEADER} is {timeout!r}; it must be a number of seconds above 0"
+        raise ApiError(400, message, code="invalid_value", param=TIMEOUT_HEADER)
+    return Caller(tenant=tenant, timeout_s=timeout_s)
+
+
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
@@ -228,12 +258,13 @@ def _concept(request: Request, concept_id: int) -> Concept:
     return concept
 
 
-def _respond(error: ApiError) -> JSONResponse:
+def _respond(request: Request, error: ApiError) -> JSONResponse:
+    note_error(request.scope, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return _respond(to_api_error(error))
+    return _respond(request, to_api_error(error))
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
@@ -242,18 +273,20 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     if request.method == "POST" and media_type != "application/json" and not media_type.endswith("+json"):
         # Taking any type would let every web page that a user visits post to a server on the user's machine.
         message = f"content-type is {media_type!r}; send application/json (with curl: --json instead of -d)"
-        return _respond(ApiError(415, message, code="unsupported_media_type"))
-    return _respond(from_validation(error.errors(), error.body))
+        return _respond(request, ApiError(415, message, code="unsupported_media_type"))
+    return _respond(request, from_validation(error.errors(), error.body))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
         # FastAPI raises it for a body that is no JSON for another reason than its grammar, and hides the reason.
-        return _respond(from_unreadable(error.__cause__, request.headers.get("content-encoding", "").strip().lower()))
+        return _respond(
+            request, from_unreadable(error.__cause__, request.headers.get("content-encoding", "").strip().lower())
+        )
     code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code, "invalid_value")
     kind = SERVER_ERROR if error.status_code >= 500 else INVALID_REQUEST
-    response = _respond(ApiError(error.status_code, str(error.detail), code=code, type=kind))
+    response = _respond(request, ApiError(error.status_code, str(error.detail), code=code, type=kind))
     response.headers.update(error.headers or {})
     return response
 

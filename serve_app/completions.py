@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from engine import Event, GenerateRequest
@@ -18,10 +19,22 @@ from .translation import Checkpoint
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """Who asks, as far as it matters for whose turn it is."""
+
+    tenant: str = ""
+    """Names an API key without telling it; the same for all who send none."""
+    timeout_s: float | None = None
+    """How long the caller waits for its request to begin."""
+
+
 class EngineClient(Protocol):
     """The engine as HTTP sees it, wherever it runs."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
+    def generate(
+        self, request: GenerateRequest, caller: Caller | None = None
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
         """Batches of the request's events; closing it cancels the request."""
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
@@ -41,11 +54,12 @@ class Completion:
         engine_requests: Sequence[GenerateRequest],
         checkpoint: Checkpoint,
         completion_id: str,
+        caller: Caller | None = None,
     ) -> None:
         self._request = request
         self._checkpoint = checkpoint
         self._choices = [Choice(i, item, request, checkpoint) for i, item in enumerate(engine_requests)]
-        self._batches = merge([client.generate(item) for item in engine_requests])
+        self._batches = merge([client.generate(item, caller) for item in engine_requests])
         self._first: tuple[int, tuple[Event, ...]] | None = None
         self._head = {
             "id": completion_id,

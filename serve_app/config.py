@@ -12,10 +12,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine import EngineConfig
 
+from .routing.policy import RoutingSettings
+
+BUILDER = "serve_app.app:build_app"
+"""`import_path` of the application in a deploy file."""
 DEMO_CHECKPOINT = Path(__file__).resolve().parents[1] / "demo_model" / "steerling-demo"
 """The small trained model that ships beside this package."""
 
@@ -26,13 +30,22 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-def _reject_unknown_engine_keys(value: Any) -> Any:
+def _reject_unknown(value: Any, kind: type, name: str) -> Any:
+    """Dataclasses take unknown keys in silence; nothing here does."""
     if isinstance(value, Mapping):
-        known = {field.name for field in fields(EngineConfig)}
+        known = {field.name for field in fields(kind)}
         unknown = sorted(str(key) for key in value if key not in known)
         if unknown:
-            raise ValueError(f"engine has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+            raise ValueError(f"{name} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     return value
+
+
+def _reject_unknown_engine_keys(value: Any) -> Any:
+    return _reject_unknown(value, EngineConfig, "engine")
+
+
+def _reject_unknown_routing_keys(value: Any) -> Any:
+    return _reject_unknown(value, RoutingSettings, "routing")
 
 
 class ActorOptions(StrictModel):
@@ -50,19 +63,80 @@ class ActorOptions(StrictModel):
     """Custom resources to reserve."""
 
 
-class EngineServerSettings(StrictModel):
+class AutoscalingSettings(StrictModel):
+    """How many engine replicas there are, by lanes in use and time in the queue."""
+
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(default=1, ge=1)
+    target_lane_use: float = Field(default=0.8, gt=0, le=1)
+    """Share of all lanes that should be in use. What is left takes what comes while a new replica loads."""
+    max_queue_age_s: float = Field(default=1.0, ge=0)
+    """A request that has waited in the router for longer brings another replica."""
+    upscale_delay_s: float = Field(default=10.0, ge=0)
+    """How long more replicas have to be wanted before they come."""
+    downscale_delay_s: float = Field(default=300.0, ge=0)
+    """How long fewer have to be wanted before some leave. Loading a checkpoint again takes minutes."""
+    look_back_period_s: float = Field(default=15.0, gt=10)
+    """What replicas say is averaged over this; they say it every 10 s."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> AutoscalingSettings:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas is {self.max_replicas}; it must be at least min_replicas {self.min_replicas}"
+            )
+        return self
+
+
+class LiveEngineServerSettings(StrictModel):
+    """`user_config` of EngineServer: what changes while requests run. Named under `deployments` of the deploy file, a
+    change restarts nothing."""
+
+    coalesce_interval_s: float = Field(default=0.05, ge=0)
+    """Events leave the replica at once if they are a request's first or end a block, else this long after the last."""
+    max_waiting: int | None = Field(default=None, ge=0)
+    """Requests without a lease that may wait here for a lane before a 429. None: `engine.max_waiting`."""
+
+
+class EngineServerSettings(LiveEngineServerSettings):
     """The deployment that hosts one engine a replica."""
 
     num_replicas: int = Field(default=1, ge=1)
+    """Replicas, unless there is `autoscaling`."""
+    autoscaling: AutoscalingSettings | None = None
+    """None: `num_replicas` for ever."""
     ray_actor_options: ActorOptions = ActorOptions()
     max_ongoing_requests: int = Field(default=8192, ge=1)
     """Above lanes plus `engine.max_waiting`, so that the engine's own queue is the one that says "full"."""
-    coalesce_interval_s: float = Field(default=0.05, ge=0)
-    """Events leave the replica at once if they are a request's first or end a block, else this long after the last."""
+    report_interval_s: float = Field(default=0.02, ge=0)
+    """Least time between two reports to the router; they are due where a block begins or ends."""
+    heartbeat_s: float = Field(default=0.25, gt=0)
+    """A replica with nothing to tell reports all the same, this often."""
+    lease_grace_s: float = Field(default=0.1, ge=0)
+    """A leased request is taken if a lane comes free within this; otherwise it goes back to the router."""
+    health_check_period_s: float = Field(default=5.0, gt=0)
+    """How often Serve looks; a replica whose engine stopped or hangs is replaced after three looks."""
     warm_up_tokens: int = Field(default=8, ge=0)
     """Tokens generated once before the replica says it is ready; 0 skips it."""
     graceful_shutdown_timeout_s: float = Field(default=20.0, ge=0)
     """How long running requests may go on when the replica is told to leave."""
+
+    @property
+    def live(self) -> LiveEngineServerSettings:
+        """Those that `user_config` may change."""
+        names = LiveEngineServerSettings.model_fields
+        return LiveEngineServerSettings(**{name: getattr(self, name) for name in names})
+
+
+class RouterSettings(StrictModel):
+    """The deployment that keeps the queue: one replica, and no tokens pass through it."""
+
+    ray_actor_options: ActorOptions = ActorOptions(num_gpus=0)
+    routing: Annotated[RoutingSettings, BeforeValidator(_reject_unknown_routing_keys)] = RoutingSettings()
+    """Limits and times, explained at RoutingSettings. `max_queue` and `max_queue_per_tenant` may also be named as
+    `user_config` of BlockRouter under `deployments` of the deploy file, where a change restarts nothing."""
+    max_ongoing_requests: int = Field(default=100_000, ge=1)
+    """Above `routing.max_queue`, so that the router's own queue is the one that says "full"."""
 
 
 class Limits(StrictModel):
@@ -82,6 +156,14 @@ class IngressSettings(StrictModel):
     max_ongoing_requests: int = Field(default=8192, ge=1)
     ready_timeout_s: float = Field(default=2.0, gt=0)
     """How long `/ready` waits for an engine replica's answer."""
+    connect_timeout_s: float = Field(default=2.0, gt=0)
+    """How long a replica may take to say that it has a request. What it takes to serve it does not count."""
+    router_timeout_s: float = Field(default=1.0, gt=0)
+    """The same for the router. How long the request waits in its queue does not count."""
+    max_tries: int = Field(default=5, ge=1)
+    """Replicas that are asked for one request, as long as nothing of it was sent, before it is an error."""
+    router_retry_s: float = Field(default=0.5, gt=0)
+    """Once the router has not answered, replicas are chosen without it; this often it is asked whether it is back."""
     limits: Limits = Limits()
 
 
@@ -97,6 +179,7 @@ class AppConfig(StrictModel):
     engine: Annotated[EngineConfig, BeforeValidator(_reject_unknown_engine_keys)] = EngineConfig()
     """How each engine runs the checkpoint."""
     engine_server: EngineServerSettings = EngineServerSettings()
+    router: RouterSettings = RouterSettings()
     ingress: IngressSettings = IngressSettings()
 
     @property

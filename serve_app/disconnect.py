@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ClientDisconnected, is_expected, to_api_error
+from .middleware import note_error
 from .streaming import sse
 
 logger = logging.getLogger("ray.serve")
@@ -62,9 +63,9 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all, or stop when the client leaves."""
         with suppress(ClientDisconnected):
-            await until_disconnect(receive, self._send(send))
+            await until_disconnect(receive, self._send(scope, send))
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with aclosing(self._events) as events:
@@ -74,7 +75,9 @@ class EventStream(Response):
             # A stream ends here like a thread: what went wrong has nowhere else to go.
             if not is_expected(error):
                 logger.exception("a stream failed")
-            body = sse(to_api_error(error).body())
+            api_error = to_api_error(error)
+            note_error(scope, api_error)
+            body = sse(api_error.body())
             await send({"type": "http.response.body", "body": body, "more_body": True})
             raise StreamBroken("the stream ended with an error; its cause was sent as an event") from error
         await send({"type": "http.response.body", "body": b"", "more_body": False})

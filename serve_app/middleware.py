@@ -5,8 +5,20 @@ Starlette's function middleware would turn an exception in a stream into a clean
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine import Recorder
+
+from .errors import ApiError, to_api_error
+
+CLIENT_CLOSED_REQUEST = 499
+"""Counted as the status of an answer whose client left before its end."""
+_NOTES = "glassblock.notes"
 
 
 class BodyLimitMiddleware:
@@ -29,3 +41,87 @@ class BodyLimitMiddleware:
             return message
 
         await self.app(scope, receive_counted, send)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What is known of one request's answer so far."""
+
+    status: int | None = None
+    is_stream: bool = False
+    first_byte_at: float | None = None
+    is_complete: bool = False
+    error_codes: list[str] = field(default_factory=list)
+
+
+def note_error(scope: Scope, error: ApiError) -> None:
+    """Tell the meter, if there is one, which error a request is answered with."""
+    answer = scope.get(_NOTES)
+    if answer is not None:
+        answer.error_codes.append(error.code)
+
+
+class MeterMiddleware:
+    """Counts requests by route and status and errors by code, and takes the times of completions.
+
+    A generation is a POST with status 200; other requests are counted and not timed.
+    """
+
+    def __init__(self, app: ASGIApp, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
+        self.app = app
+        self._recorder = recorder
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Watch what is sent."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, answer = self._clock(), _Answer()
+        scope[_NOTES] = answer
+
+        async def send_watched(message: Message) -> None:
+            self._watch(answer, message)
+            await send(message)
+            # Not before: a body that could not be sent did not arrive.
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                answer.is_complete = True
+
+        is_broken = False
+        try:
+            await self.app(scope, receive, send_watched)
+        except Exception as error:
+            is_broken = True
+            if answer.status is None:
+                # Whoever stands outside answers it, and with this.
+                unforeseen = to_api_error(error)
+                answer.status, answer.is_complete = unforeseen.status, True
+                note_error(scope, unforeseen)
+            raise
+        finally:
+            self._record(scope, answer, started, is_broken=is_broken)
+
+    def _watch(self, answer: _Answer, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            answer.is_stream = content_type.startswith(b"text/event-stream")
+        elif message.get("body") and answer.first_byte_at is None:
+            answer.first_byte_at = self._clock()
+
+    def _record(self, scope: Scope, answer: _Answer, started: float, *, is_broken: bool) -> None:
+        recorder = self._recorder
+        has_left = not answer.is_complete and not is_broken
+        status = CLIENT_CLOSED_REQUEST if has_left or answer.status is None else answer.status
+        # The pattern, not the path: whoever scans for pages must not make a series of each.
+        route = getattr(scope.get("route"), "path", "other")
+        recorder.count("ingress_requests", route=route, code=str(status))
+        for code in answer.error_codes:
+            recorder.count("ingress_errors", code=code)
+        if is_broken and answer.is_stream:
+            recorder.count("ingress_cut_streams")
+        if scope["method"] == "POST" and answer.status == 200:
+            if answer.is_stream and answer.first_byte_at is not None:
+                recorder.observe("ingress_first_token_seconds", answer.first_byte_at - started)
+            if answer.is_complete:
+                recorder.observe("ingress_request_seconds", self._clock() - started)

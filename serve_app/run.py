@@ -21,13 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
 from .checkpoint import locate
-from .config import AppConfig, local_cluster_environment
+from .config import BUILDER, AppConfig, local_cluster_environment
+from .deploy_check import load
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "deploy" / "config.yaml"
-BUILDER = "serve_app.app:build_app"
 MARKER_NAME = "GLASSBLOCK_CLUSTER"
 READY_TIMEOUT_S = 600.0
 """A large checkpoint takes minutes to load; the demo takes seconds."""
@@ -80,11 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A Ray Serve config file whose applications of ours are in order.
+    """A Ray Serve config file that is in order, and whose checkpoints are there.
 
-    Raises ValueError where Serve would report in its log only, and then wait for ever.
+    Raises ValueError where Serve would ignore it, or report in its log only and then wait for ever.
     """
-    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    content = load(file.read_text(encoding="utf-8"))
     for application in content.get("applications") or []:
         if application.get("import_path") == BUILDER:
             settings = AppConfig.model_validate(application.get("args") or {})

@@ -35,6 +35,7 @@ MAX_STRENGTH = 1000.0
 """Far beyond any use, and far from where the arithmetic overflows."""
 MIN_TEMPERATURE = 0.001
 """Smallest but 0, for the same reason."""
+MAX_PRIORITY = 1_000_000
 MAX_POLICY_PARAMETER = 1e6
 """Beyond what any block can reach."""
 
@@ -273,6 +274,8 @@ class CompletionRequest(_Object):
     stop_token_ids: list[int] = []
     """Tokens that end the text where they stand; they are not part of it."""
     min_tokens: int = Field(default=0, ge=0)
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Smaller is served first."""
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -297,7 +300,6 @@ class CompletionRequest(_Object):
     allowed_token_ids: Annotated[None, _Unsupported()] = None
     truncate_prompt_tokens: Annotated[None, _Unsupported()] = None
     return_token_ids: Annotated[bool, _Unsupported(False)] = False
-    priority: Annotated[int, _Unsupported(0)] = 0
     messages: Annotated[None, _Unsupported()] = None
     tools: Annotated[list[Any], _Unsupported([])] = []
     tool_choice: Annotated[str | None, _Unsupported("none", "auto")] = None

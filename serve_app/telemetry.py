@@ -1,4 +1,4 @@
-"""The engine's measurements as Ray Serve metrics: one table says what exists, and nothing else is exported.
+"""Measurements as Ray Serve metrics: `metrics_table` says what exists, and nothing else is exported.
 
 Also what brings the engine's log into that of the replica.
 """
@@ -7,54 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
-from typing import Literal, cast
+import threading
+import weakref
+from typing import cast
 
 from ray.serve import metrics
 
+from .metrics_table import METRICS, PREFIX
+
 logger = logging.getLogger("ray.serve")
-
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-_ROWS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    """One exported number. Ray adds a prefix, `_total` to counters, and labels for application and replica."""
-
-    kind: Literal["counter", "gauge", "histogram"]
-    description: str
-    unit: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    """Of a histogram: upper bounds, rising."""
-
-
-METRICS: dict[str, Metric] = {
-    "engine_passes": Metric(kind="counter", description="Forward passes.", unit="passes"),
-    "engine_rows": Metric(kind="histogram", description="Rows in a pass.", unit="rows", buckets=_ROWS),
-    "engine_pass_seconds": Metric(
-        kind="histogram", description="Device time of a pass.", unit="seconds", buckets=_SECONDS
-    ),
-    "engine_wait_seconds": Metric(
-        kind="histogram", description="Time that the host waited for a pass.", unit="seconds", buckets=_SECONDS
-    ),
-    "engine_commits": Metric(kind="counter", description="Tokens committed.", unit="tokens"),
-    "drafts": Metric(kind="counter", description="Draft rows of the lossless policy.", unit="rows"),
-    "drafts_position_right": Metric(
-        kind="counter", description="Drafts whose expected commit came at the expected position.", unit="rows"
-    ),
-    "drafts_token_right": Metric(kind="counter", description="Of these, with the expected token.", unit="rows"),
-    "drafts_committed": Metric(kind="counter", description="Drafts whose own commit counted.", unit="rows"),
-    "pages_free": Metric(kind="gauge", description="Pages without content.", unit="pages"),
-    "pages_cached": Metric(kind="gauge", description="Pages kept for prefixes to come.", unit="pages"),
-    "pages_held": Metric(kind="gauge", description="Pages of running sequences.", unit="pages"),
-    "lanes_in_use": Metric(kind="gauge", description="Running sequences.", unit="lanes"),
-    "requests_waiting": Metric(kind="gauge", description="Requests without a lane.", unit="requests"),
-    "preemptions": Metric(kind="counter", description="Sequences that gave their pages back.", unit="sequences"),
-    "aborts": Metric(kind="counter", description="Requests that were cancelled.", unit="requests"),
-}
-PREFIX = "glassblock_"
 
 
 def show_engine_log() -> None:
@@ -67,13 +28,20 @@ def show_engine_log() -> None:
 
 
 class ServeRecorder:
-    """A Recorder (see `engine.Recorder`) that exports through Ray. Only inside a replica."""
+    """A Recorder (see `engine.Recorder`) that exports through Ray. Only inside a replica.
 
-    def __init__(self) -> None:
+    Ray drops a gauge that was not set since its last report, so those of an idle engine would vanish: a thread sets
+    each of them again every `refresh_interval_s` until the recorder is gone. A dead replica's vanish all the same.
+    """
+
+    def __init__(self, *, refresh_interval_s: float = 1.0) -> None:
+        """`refresh_interval_s`: well below Ray's reports, which are a second apart at the fastest; 0: no thread."""
         self._counters: dict[str, metrics.Counter] = {}
         self._gauges: dict[str, metrics.Gauge] = {}
         self._histograms: dict[str, metrics.Histogram] = {}
         self._refused: set[str] = set()
+        self._setting = threading.Lock()
+        self._last_values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for name, metric in METRICS.items():
             description = f"{metric.description} Unit: {metric.unit}."
             # Ray's annotation means a tuple of any length.
@@ -84,6 +52,9 @@ class ServeRecorder:
                 self._gauges[name] = metrics.Gauge(PREFIX + name, description, labels)
             else:
                 self._histograms[name] = metrics.Histogram(PREFIX + name, description, list(metric.buckets), labels)
+        if refresh_interval_s > 0:
+            arguments = (weakref.ref(self), refresh_interval_s)
+            threading.Thread(target=_keep_fresh, args=arguments, name="gauges", daemon=True).start()
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter. Zero adds nothing."""
@@ -93,7 +64,15 @@ class ServeRecorder:
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
         if self._accepts(name, "gauge", value, labels):
-            self._gauges[name].set(value, labels)
+            with self._setting:
+                self._gauges[name].set(value, labels)
+                self._last_values[name, tuple(labels.items())] = value
+
+    def refresh(self) -> None:
+        """Set every gauge again to what it was set to last."""
+        with self._setting:
+            for (name, labels), value in self._last_values.items():
+                self._gauges[name].set(value, dict(labels))
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add an observation to a histogram."""
@@ -111,3 +90,12 @@ class ServeRecorder:
                 "measurement %s (%s, labels %s, value %s) is not exported", name, kind, sorted(labels), value
             )
         return False
+
+
+def _keep_fresh(recorder: weakref.ref[ServeRecorder], interval_s: float) -> None:
+    """Refresh a recorder's gauges for as long as somebody else holds it."""
+    pause = threading.Event()
+    while (alive := recorder()) is not None:
+        alive.refresh()
+        del alive
+        pause.wait(interval_s)

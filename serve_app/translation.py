@@ -66,6 +66,7 @@ def to_engine(
             sampling=sampling,
             steering=steering,
             attribution=attribution,
+            priority=request.priority,
             # Not the client's own id: two clients may send the same one.
             request_id=f"{completion_id}-{index}",
         )

@@ -14,6 +14,7 @@ from engine import (
     Commit,
     Committed,
     ConceptContribution,
+    EngineLoad,
     EngineStats,
     EngineStopped,
     Event,
@@ -23,8 +24,10 @@ from engine import (
     ModelConfig,
     NonFiniteLogits,
     Output,
+    PrefixChanges,
     QueueFull,
     ResolvedIntervention,
+    RunningLoad,
     Started,
     TokenAttribution,
     Unsupported,
@@ -32,6 +35,7 @@ from engine import (
 from engine.admission import check_request
 
 NUM_PAGES = 64
+NUM_LANES = 64
 
 
 class FakeEngine:
@@ -48,8 +52,11 @@ class FakeEngine:
         script: Sequence[int] = (),
         before: Callable[[GenerateRequest, int], Awaitable[None]] | None = None,
         error: str | None = None,
+        num_lanes: int = NUM_LANES,
     ) -> None:
         self.model_config = model_config
+        self.num_lanes = num_lanes
+        self._on_load: Callable[[EngineLoad], None] | None = None
         self.script, self.before, self.error = script, before, error
         self.requests: list[GenerateRequest] = []
         self.running: set[str | None] = set()
@@ -64,6 +71,7 @@ class FakeEngine:
         check_request(request, self.model_config, num_pages=NUM_PAGES)
         self.requests.append(request)
         self.running.add(request.request_id)
+        self.ask_load()
         is_finished = False
         try:
             for number, events in enumerate(self._events(request)):
@@ -74,13 +82,37 @@ class FakeEngine:
                 yield events
         finally:
             self.running.discard(request.request_id)
+            self.ask_load()
             if not is_finished:
                 self.aborted.append(request.request_id)
+
+    def watch_load(self, callback: Callable[[EngineLoad], None], *, interval_s: float = 0.02) -> None:
+        self._on_load = callback
+        self.ask_load(with_all_prefixes=True)
+
+    def ask_load(self, *, with_all_prefixes: bool = False) -> None:
+        if self._on_load is not None:
+            self._on_load(self.load(with_all_prefixes=with_all_prefixes))
+
+    def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
+        running = [
+            RunningLoad(request_id=str(id_), num_steps_left=8, num_blocks_left=1, num_pages=1) for id_ in self.running
+        ]
+        return EngineLoad(
+            num_lanes=self.num_lanes,
+            num_lanes_free=max(self.num_lanes - len(running), 0),
+            num_pages=NUM_PAGES,
+            num_pages_free=NUM_PAGES - len(running),
+            num_waiting=0,
+            running=tuple(running),
+            pass_seconds=((1, 0.01),),
+            prefixes=PrefixChanges(is_everything=with_all_prefixes),
+        )
 
     async def stats(self) -> EngineStats:
         self.check_health()
         running = len(self.running)
-        return EngineStats(0, running, NUM_PAGES, NUM_PAGES, NUM_PAGES - running, 0, running)
+        return EngineStats(0, running, self.num_lanes, NUM_PAGES, NUM_PAGES - running, 0, running)
 
     async def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: str = "known") -> list[tuple[int, float]]:
         return [((concept_id + i) % self.model_config.vocab_size, 3.0 - i / 8) for i in range(k)]

@@ -56,12 +56,7 @@ def quantize(model: SteerlingModel) -> None:
     if is_quantized(model):
         return
     library = _library()
-    found = [
-        (parent, name, linear)
-        for parent in model.transformer.layers.modules()
-        for name, linear in parent.named_children()
-        if isinstance(linear, nn.Linear)
-    ]
+    found = _layer_linears(model)
     lm_head = model.transformer.lm_head
     for linear in (*(linear for _, _, linear in found), lm_head):
         _check_linear(linear)
@@ -70,6 +65,28 @@ def quantize(model: SteerlingModel) -> None:
         parent.add_module(name, Float8Linear(linear, library))
         del linear
     model.transformer.add_module("lm_head", Float8Linear(lm_head, library, keeps_weight=True))
+
+
+def quantized_bytes(model: SteerlingModel) -> int:
+    """Bytes of the parameters of a bfloat16 model once `quantize` has been there; any device will do, meta too."""
+    linears = [linear for _, _, linear in _layer_linears(model)]
+    lm_head = model.transformer.lm_head
+    values = sum(linear.weight.numel() for linear in (*linears, lm_head))
+    scales = sum(linear.out_features for linear in (*linears, lm_head)) * torch.float32.itemsize
+    replaced = {id(linear.weight) for linear in linears}
+    # lm_head keeps its rows beside their float8 values.
+    kept = sum(p.numel() for p in model.parameters() if id(p) not in replaced) * torch.bfloat16.itemsize
+    return values * torch.float8_e4m3fn.itemsize + scales + kept
+
+
+def _layer_linears(model: SteerlingModel) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """(parent, its name there, linear map) of every one in the layers."""
+    return [
+        (parent, name, linear)
+        for parent in model.transformer.layers.modules()
+        for name, linear in parent.named_children()
+        if isinstance(linear, nn.Linear)
+    ]
 
 
 def is_quantized(model: SteerlingModel) -> bool:

@@ -23,7 +23,7 @@ from .passes import Canvas, Decision, PassProgram
 
 logger = logging.getLogger(__name__)
 
-_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _FEW_PICKS = 8
 
 T = TypeVar("T")

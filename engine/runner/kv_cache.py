@@ -52,19 +52,37 @@ def plan_num_pages(
     """
     if engine.num_pages is not None:
         return engine.num_pages
-    blocks_per_context = -(-config.block_size // config.diff_block_size)
     size = page_bytes(config, dtype)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        budget = int(total * engine.gpu_memory_fraction) - (total - free)
-        num_pages = min(budget, free - pass_bytes(config, engine.max_rows, dtype)) // size - num_spare
-    else:
-        num_pages = min(engine.num_lanes * blocks_per_context, _CPU_CACHE_BYTES // size)
-    if num_pages < blocks_per_context:
+        return pages_that_fit(config, engine, dtype, free=free, total=total, num_spare=num_spare)
+    num_pages = min(engine.num_lanes * _blocks_per_context(config), _CPU_CACHE_BYTES // size)
+    return _at_least_one_context(num_pages, config, engine, size)
+
+
+def pages_that_fit(
+    config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, *, free: int, total: int, num_spare: int
+) -> int:
+    """Pages for sequences on a GPU of `total` bytes of which `free` are free, `num_spare` pages of nobody beside them.
+
+    Raises InvalidConfig as `plan_num_pages` does.
+    """
+    size = page_bytes(config, dtype)
+    budget = int(total * engine.gpu_memory_fraction) - (total - free)
+    num_pages = min(budget, free - pass_bytes(config, engine.max_rows, dtype)) // size - num_spare
+    return _at_least_one_context(num_pages, config, engine, size)
+
+
+def _blocks_per_context(config: ModelConfig) -> int:
+    return -(-config.block_size // config.diff_block_size)
+
+
+def _at_least_one_context(num_pages: int, config: ModelConfig, engine: EngineConfig, size: int) -> int:
+    if num_pages < _blocks_per_context(config):
         raise InvalidConfig(
             f"memory has room for {max(num_pages, 0)} pages of {size} bytes, but one sequence of full context needs "
-            f"{blocks_per_context}; raise gpu_memory_fraction (now {engine.gpu_memory_fraction}), or lower max_rows or "
-            "max_lanes"
+            f"{_blocks_per_context(config)}; raise gpu_memory_fraction (now {engine.gpu_memory_fraction}), or lower "
+            "max_rows or max_lanes"
         )
     return num_pages
 

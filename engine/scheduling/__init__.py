@@ -13,7 +13,8 @@ from .plan import (
     RowResult,
     SequenceFinished,
 )
-from .prefix_index import ROOT_KEY, PrefixIndex, prefix_key
+from .prefix_index import ROOT_KEY, PrefixChanges, PrefixIndex, prefix_key, prefix_keys
+from .rows import Outlook
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
 
@@ -23,10 +24,12 @@ __all__ = [
     "CanvasFinished",
     "CanvasStarted",
     "Change",
+    "Outlook",
     "PagePool",
     "Plan",
     "PlannedRow",
     "Preemption",
+    "PrefixChanges",
     "PrefixIndex",
     "RowKind",
     "RowResult",
@@ -35,4 +38,5 @@ __all__ = [
     "SequenceFinished",
     "Status",
     "prefix_key",
+    "prefix_keys",
 ]

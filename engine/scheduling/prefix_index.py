@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 KEY_SIZE = 32
@@ -29,12 +30,33 @@ def prefix_key(parent_key: bytes, block_token_ids: Sequence[int]) -> bytes:
     ).digest()
 
 
+def prefix_keys(token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Keys of the complete blocks of `token_ids`, from block 0 on: the same that the index finds pages by."""
+    keys: list[bytes] = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        keys.append(prefix_key(keys[-1] if keys else ROOT_KEY, token_ids[start : start + block_size]))
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChanges:
+    """What an index offers that it did not before, and no longer offers."""
+
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    is_everything: bool = False
+    """`added` is all that it offers, and nothing told before counts."""
+
+
 class PrefixIndex:
     """A map between prefix keys and pages, one page a key and one key a page."""
 
     def __init__(self) -> None:
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        # True: offered since changes were last taken; False: no longer offered. A key that came and went is in
+        # neither state, so this never holds more than what is offered and what was offered then.
+        self._is_new: dict[bytes, bool] = {}
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -53,6 +75,7 @@ class PrefixIndex:
         assert page_id not in self._key_of, f"page {page_id} already stands for another prefix"
         self._page_of[key] = page_id
         self._key_of[page_id] = key
+        self._note(key, is_new=True)
 
     def find(self, key: bytes) -> int | None:
         """Page of exactly this prefix, or None."""
@@ -79,6 +102,21 @@ class PrefixIndex:
         key = self._key_of.pop(page_id, None)
         if key is not None:
             del self._page_of[key]
+            self._note(key, is_new=False)
+
+    def take_changes(self, *, everything: bool = False) -> PrefixChanges:
+        """What changed since changes were last taken, or all that is offered now; either way the next begin here."""
+        changes, self._is_new = self._is_new, {}
+        if everything:
+            return PrefixChanges(added=tuple(self._page_of), is_everything=True)
+        return PrefixChanges(
+            added=tuple(key for key, is_new in changes.items() if is_new),
+            removed=tuple(key for key, is_new in changes.items() if not is_new),
+        )
+
+    def _note(self, key: bytes, *, is_new: bool) -> None:
+        if self._is_new.pop(key, is_new) == is_new:
+            self._is_new[key] = is_new
 
     def check_integrity(self) -> None:
         """Assert that the two directions of the map agree."""

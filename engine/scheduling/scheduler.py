@@ -32,7 +32,7 @@ from .plan import (
     RowResult,
     SequenceFinished,
 )
-from .prefix_index import PrefixIndex
+from .prefix_index import PrefixChanges, PrefixIndex
 from .rows import Outlook, RowBudget, choose_rows, look_ahead
 from .sequence import Sequence, Status
 
@@ -94,6 +94,23 @@ class Scheduler:
     def num_held_pages(self) -> int:
         """Pages in a running sequence's page table."""
         return self._pool.num_held
+
+    @property
+    def prefill_row_limit(self) -> int:
+        """Most prefill rows in a pass."""
+        return self._config.prefill_row_limit
+
+    def outlooks(self) -> list[Outlook]:
+        """Where each running sequence will stand once the passes in flight are done, in order of service."""
+        return [self._look_ahead(sequence) for sequence in self._running]
+
+    def num_own_pages(self, sequence: Sequence) -> int:
+        """Pages that only this sequence holds: they come free, or stay cached, when it ends."""
+        return sum(self._pool.num_holders(page_id) == 1 for page_id in sequence.page_ids)
+
+    def take_prefix_changes(self, *, everything: bool = False) -> PrefixChanges:
+        """Prefix keys that others may share since this was last called, and those no longer; or all there are."""
+        return self._prefix_index.take_changes(everything=everything)
 
     @property
     def has_work(self) -> bool:
@@ -160,7 +177,7 @@ class Scheduler:
             self._adopt_prefilled(sequence)
         preempted = self._allocate_canvases()
         admitted = self._admit()
-        outlooks = [self._look_ahead(sequence) for sequence in self._running]
+        outlooks = self.outlooks()
         has_prefilling = any(outlook.is_prefilling for outlook in outlooks)
         budget = RowBudget(
             max_rows=self._config.max_rows,

@@ -29,7 +29,7 @@ class RouteRequest:
     prefix_keys: tuple[bytes, ...] = ()
     """One for each complete block of the prompt, from block 0 on: each stands for all tokens up to its block's end."""
     age_s: float = 0.0
-    """How long ago the request arrived. It keeps its place where it comes again, refused or after a router's restart."""
+    """How long ago it arrived, so that it keeps its place where it comes again, refused or after a router's restart."""
     deadline_s: float | None = None
     """It is given up unless it is assigned within this time from now."""
     is_returned: bool = False

@@ -258,3 +258,32 @@ def test_a_pass_that_hangs_fails_the_health_check(make_engine):
 def test_top_tokens_of_a_concept_come_through_the_thread(served, make_engine):
     engine, _ = served
     assert asyncio.run(engine.concept_top_tokens(3, 4)) == make_engine(EOT).concept_top_tokens(3, 4)
+
+
+def test_a_watcher_hears_of_every_block_and_of_the_rest_after_the_last(served):
+    engine, inner = served
+    loads = []
+    engine.watch_load(loads.append, interval_s=0)
+    asyncio.run(collect(engine, request(max_tokens=40, request_id="r")))
+    asyncio.run(engine.stats())  # The thread has told what the last step brought.
+    assert not loads[0].running and loads[0].prefixes.is_everything
+    assert not loads[-1].running and loads[-1].num_lanes_free == inner.config.num_lanes
+    blocks_left = [block.num_blocks_left for load in loads for block in load.running]
+    # 20 tokens of prompt and 40 more lie in blocks of sixteen: three of them are written.
+    assert sorted(set(blocks_left), reverse=True) == [2, 1, 0]
+    rows = [rows for rows, seconds in loads[-1].pass_seconds if seconds > 0]
+    assert rows and min(rows) >= 1
+
+
+def test_between_two_tellings_lies_an_interval_but_the_last_state_is_told(served):
+    engine, inner = served
+    loads = []
+    engine.watch_load(loads.append, interval_s=3600)
+    asyncio.run(collect(engine, request(max_tokens=200)))
+    asyncio.run(engine.stats())
+    # At first, and when the engine comes to rest.
+    assert len(loads) == 2
+    assert loads[-1].num_lanes_free == inner.config.num_lanes
+    engine.ask_load(with_all_prefixes=True)
+    assert asyncio.run(engine.load()).prefixes.added == ()
+    assert len(loads) == 3 and loads[-1].prefixes.is_everything and loads[-1].prefixes.added

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine import Event, GenerateRequest, ModelConfig
 from serve_app.api import Service, create_api
 from serve_app.checkpoint import describe
+from serve_app.completions import Caller
 from serve_app.config import Limits
 from serve_app.translation import Checkpoint
 from tests.checkpoints import Recipe
@@ -91,8 +92,12 @@ class DirectClient:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
+        self.callers: list[Caller | None] = []
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
+    def generate(
+        self, request: GenerateRequest, caller: Caller | None = None
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
+        self.callers.append(caller)
         return cast(AsyncGenerator[tuple[Event, ...], None], self.engine.generate(request))
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
@@ -109,7 +114,8 @@ class Server:
         self.engine = FakeEngine(served.config, **engine_options)
         self.checkpoint = served
         limits = Limits(max_body_bytes=100_000, max_prompts=4)
-        service = Service(client=DirectClient(self.engine), checkpoint=served, limits=limits, created=1)
+        self.direct = DirectClient(self.engine)
+        service = Service(client=self.direct, checkpoint=served, limits=limits, created=1)
         self.app: FastAPI = create_api(service)
 
     @asynccontextmanager

@@ -118,3 +118,39 @@ async def test_the_schema_marks_what_is_refused_and_shows_errors_as_they_are(ser
     shown = operations[0]["responses"]["default"]["content"]["application/json"]["schema"]["properties"]["error"]
     answered = (await server().post({})).json()["error"]
     assert set(shown["properties"]) == set(answered)
+
+
+async def caller_of(server, **headers: str):
+    target = server()
+    async with target.client() as client:
+        body = {"prompt": "a", "max_tokens": 2, "priority": -3}
+        response = await client.post("/v1/completions", json=body, headers=headers)
+    return response, target.direct.callers, target.engine.requests
+
+
+async def test_a_key_is_told_apart_from_others_and_never_told(server):
+    tenants = []
+    for key in ("sk-one", "sk-one", "sk-two"):
+        _, (caller,), (asked,) = await caller_of(server, authorization=f"Bearer {key}")
+        assert "sk" not in caller.tenant and caller.timeout_s is None
+        assert asked.priority == -3
+        tenants.append(caller.tenant)
+    assert tenants[0] == tenants[1] != tenants[2]
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Basic abc"}, {"authorization": "Bearer "}], ids=str)
+async def test_who_sends_no_key_shares_a_name(server, headers):
+    _, (caller,), _ = await caller_of(server, **headers)
+    assert caller.tenant == ""
+
+
+async def test_a_callers_timeout_goes_with_its_request(server):
+    _, (caller,), _ = await caller_of(server, **{"x-request-timeout-seconds": "2.5"})
+    assert caller.timeout_s == 2.5
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", ""])
+async def test_a_timeout_that_is_none_is_refused_by_name(server, value):
+    response, callers, _ = await caller_of(server, **{"x-request-timeout-seconds": value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-seconds")
+    assert not callers

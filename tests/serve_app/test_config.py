@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from engine import EngineConfig
 from serve_app.app import build_app
 from serve_app.config import DEMO_CHECKPOINT, AppConfig, local_cluster_environment
+from serve_app.routing.policy import RoutingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
         ({"engine_server": {"num_replicas": 0}}, "engine_server.num_replicas"),
         ({"engine_server": {"ray_actor_options": {"num_gpu": 1}}}, "engine_server.ray_actor_options.num_gpu"),
         ({"ingress": {"limits": {"max_prompts": 0}}}, "ingress.limits.max_prompts"),
+        ({"router": {"routing": {"max_queu": 4}}}, "routing has unknown keys max_queu; known are"),
+        ({"router": {"routing": {"max_queue": 0}}}, "max_queue is 0"),
+        ({"router": {"max_queue": 4}}, "router.max_queue"),
+        ({"engine_server": {"autoscaling": {"min_replicas": 3, "max_replicas": 2}}}, "at least min_replicas 3"),
+        ({"engine_server": {"autoscaling": {"target_ongoing_requests": 2}}}, "target_ongoing_requests"),
     ],
 )
 def test_a_wrong_key_or_value_is_an_error_that_names_it(args, named):
@@ -63,6 +69,19 @@ def test_every_engine_option_of_a_deploy_file_reaches_the_engine():
     args = yaml.safe_load(yaml.safe_dump({"engine": asdict(ENGINE)}))
     engine_server = build_app(AppConfig.model_validate(args))._bound_deployment.init_args[0]._bound_deployment
     assert engine_server.init_kwargs["engine_config"] == ENGINE
+
+
+def test_settings_of_router_and_replicas_reach_their_deployments():
+    args = {"router": {"routing": {"max_queue": 7, "max_wait_s": 3}}, "engine_server": {"coalesce_interval_s": 0.5}}
+    ingress = build_app(AppConfig.model_validate(args))._bound_deployment
+    engine_server = ingress.init_args[0]._bound_deployment
+    router = ingress.init_kwargs["router"]._bound_deployment
+    assert engine_server.init_kwargs["router"]._bound_deployment is router
+    assert (router.init_args[0].max_queue, router.init_args[0].max_wait_s) == (7, 3)
+    # What may be changed under `deployments` begins as what stands here.
+    assert router.user_config == {"max_queue": 7, "max_queue_per_tenant": None}
+    assert engine_server.user_config == {"coalesce_interval_s": 0.5, "max_waiting": None}
+    assert router.max_ongoing_requests > RoutingSettings().max_queue
 
 
 def test_null_leaves_an_engine_option_to_the_engine():

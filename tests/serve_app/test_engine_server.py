@@ -16,9 +16,13 @@ from engine import (
     InvalidValue,
     ModelConfig,
     NullRecorder,
+    QueueFull,
     Started,
 )
+from serve_app.config import EngineServerSettings
 from serve_app.engine_server import EngineServer
+from serve_app.lease_messages import Refusal, RefusalReason, ReportAnswer, Welcome
+from serve_app.routing.messages import Lease, RouteRequest
 from tests.fakes import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +33,7 @@ Plain = EngineServer.func_or_class
 def replica(folder):
     """Options of FakeEngine -> (server, its engine)."""
 
-    def make(*, warm_up_tokens: int = 0, coalesce_interval_s: float = 3600, **options):
+    def make(*, warm_up_tokens: int = 0, coalesce_interval_s: float = 3600, router=None, **options):
         engines = []
 
         def factory(path, config, *, recorder):
@@ -39,14 +43,24 @@ def replica(folder):
 
         server = Plain(
             str(folder),
-            coalesce_interval_s=coalesce_interval_s,
-            warm_up_tokens=warm_up_tokens,
+            settings=EngineServerSettings(coalesce_interval_s=coalesce_interval_s, warm_up_tokens=warm_up_tokens),
+            router=router,
             engine_factory=factory,
             recorder_factory=NullRecorder,
         )
         return server, engines[0]
 
     return make
+
+
+LEASE = Lease(lease_id="l1", request_id="r", replica_id="local", expected_start_s=0.0)
+ROUTE = RouteRequest(request_id="r", num_prompt_tokens=2, max_tokens=40)
+
+
+async def told(server) -> None:
+    """Let what the engine says of its load arrive."""
+    await server.check_health()
+    await asyncio.sleep(0.01)
 
 
 def request(**fields) -> GenerateRequest:
@@ -123,3 +137,106 @@ def test_a_model_that_is_nowhere_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="'no/such-model' is no folder here"):
         Plain("no/such-model", recorder_factory=NullRecorder)
+
+
+async def test_a_leased_request_is_welcomed_before_its_first_event(replica):
+    server, engine = replica()
+    await told(server)
+    items = [item async for item in server.take(request(), ROUTE, LEASE)]
+    assert items[0] == Welcome("local")
+    assert isinstance(items[-1][-1], Finished)
+    assert len(engine.requests) == 1
+
+
+async def test_what_has_no_lane_is_refused_and_nothing_of_it_is_begun(replica):
+    server, _ = replica(coalesce_interval_s=0, num_lanes=1)
+    await told(server)
+    running = server.take(request(), ROUTE, LEASE)
+    assert await anext(running) == Welcome("local")
+    refused = [item async for item in server.take(request(), ROUTE, LEASE)]
+    assert refused == [Refusal("local", RefusalReason.NO_ROOM)]
+    await running.aclose()
+    await told(server)
+    assert (await anext(server.take(request(), ROUTE, LEASE))) == Welcome("local")
+
+
+async def test_another_replicas_lease_and_any_while_draining_are_refused(replica):
+    server, _ = replica()
+    await told(server)
+    other = Lease(lease_id="l2", request_id="r", replica_id="other", expected_start_s=0.0)
+    assert (await anext(server.take(request(), ROUTE, other))).reason is RefusalReason.WRONG_REPLICA
+    await server.drain()
+    assert (await anext(server.take(request(), ROUTE, LEASE))).reason is RefusalReason.DRAINING
+    # Whoever comes without a lease was sent by Serve, which knows who leaves.
+    assert await anext(server.take(request(), ROUTE, None)) == Welcome("local")
+
+
+async def test_without_a_lease_a_request_waits_up_to_the_limit(replica):
+    server, _ = replica(coalesce_interval_s=0, num_lanes=1)
+    await server.reconfigure({"max_waiting": 1})
+    await told(server)
+    first = server.take(request(), ROUTE, None)
+    await anext(first)
+    with pytest.raises(QueueFull, match="max_waiting is 1"):
+        await anext(server.take(request(), ROUTE, None))
+    await server.reconfigure({"max_waiting": None})
+    assert await anext(server.take(request(), ROUTE, None)) == Welcome("local")
+    await first.aclose()
+
+
+@pytest.mark.parametrize("config", [{"max_waitin": 1}, {"max_waiting": -1}, {"coalesce_interval_s": "soon"}], ids=str)
+async def test_live_settings_that_are_none_are_refused_by_name(replica, config):
+    server, _ = replica()
+    with pytest.raises(ValueError, match=next(iter(config))):
+        await server.reconfigure(config)
+
+
+class Router:
+    """A handle that takes reports."""
+
+    def __init__(self) -> None:
+        self.reports = []
+        self.report = self
+
+    def options(self, **options):
+        return self
+
+    async def remote(self, report, block_size: int) -> ReportAnswer:
+        self.reports.append((report, block_size))
+        return ReportAnswer(False, 3, 1.5)
+
+
+async def test_the_router_hears_when_a_lane_is_taken_and_when_it_comes_free(replica):
+    router = Router()
+    server, _ = replica(coalesce_interval_s=0, router=router, num_lanes=2)
+    await told(server)
+    assert server.record_autoscaling_stats() == {
+        "lanes": 2.0, "lanes_in_use": 0.0, "num_queued": 3.0, "oldest_wait_s": 1.5,
+    }  # fmt: skip
+    stream = server.take(request(), ROUTE, LEASE)
+    await anext(stream)
+    await anext(stream)
+    await asyncio.sleep(0.01)
+    assert server.record_autoscaling_stats()["lanes_in_use"] == 1.0
+    await stream.aclose()
+    await asyncio.sleep(0.01)
+    free = [report.num_lanes_free for report, _ in router.reports]
+    assert (free[0], min(free), free[-1]) == (2, 1, 2)
+    assert {block_size for _, block_size in router.reports} == {16}
+    assert "l1" in [lease for report, _ in router.reports for lease in report.settled_leases]
+    assert [report.number for report, _ in router.reports] == list(range(1, len(free) + 1))
+
+
+async def test_an_idle_replica_publishes_the_same_clock_again_and_a_busy_one_does_not(replica):
+    server, _ = replica(coalesce_interval_s=0)
+    assert server.record_routing_stats() == {}
+    await told(server)
+    first = server.record_routing_stats()
+    assert first["num_lanes_free"] == 64 and server.record_routing_stats() is first
+    stream = server.take(request(), ROUTE, None)
+    await anext(stream)
+    await anext(stream)
+    await asyncio.sleep(0.01)
+    busy = server.record_routing_stats()
+    assert busy["num_lanes_free"] == 63 and server.record_routing_stats() is not busy
+    await stream.aclose()

@@ -3,68 +3,112 @@ from __future__ import annotations
 import ast
 import logging
 import math
+import re
+import threading
 from pathlib import Path
 
 import pytest
 
-from engine import Engine, EngineConfig, GenerateRequest, SamplingParams
-from serve_app.telemetry import METRICS, ServeRecorder, show_engine_log
+from engine import (
+    AttributionParams,
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    Intervention,
+    SamplingParams,
+    SteeringParams,
+)
+from serve_app.metrics_table import ENGINE_METRICS, METRICS
+from serve_app.telemetry import ServeRecorder, show_engine_log
+from tests.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND = {"count": "counter", "gauge": "gauge", "observe": "histogram"}
+OUR_PREFIXES = ("engine", "serve_app")
 
 
-def recorded_names() -> dict[str, str]:
-    """Name -> kind of every measurement that the engine's source records."""
-    found = {}
-    for file in (ROOT / "engine").rglob("*.py"):
+def recorded() -> dict[str, set[tuple[str, frozenset[str]]]]:
+    """Name -> (kind, labels) of every measurement that the product's source records."""
+    found: dict[str, set[tuple[str, frozenset[str]]]] = {}
+    for file in (file for package in OUR_PREFIXES for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KIND
-            if is_call and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-                found[node.args[0].value] = KIND[node.func.attr]
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            kind, name = KIND.get(node.func.attr), node.args[0]
+            # `text.count("x")` measures nothing: a measurement is recorded by a recorder.
+            is_recorder = "recorder" in ast.unparse(node.func.value)
+            if kind and is_recorder and isinstance(name, ast.Constant) and isinstance(name.value, str):
+                labels = frozenset(word.arg for word in node.keywords if word.arg not in (None, "amount"))
+                found.setdefault(name.value, set()).add((kind, labels))
     return found
 
 
-def test_everything_the_engine_records_is_exported():
-    recorded = recorded_names()
-    assert {"engine_passes", "engine_rows", "pages_free"} <= recorded.keys()
-    drafts = {"drafts", "drafts_position_right", "drafts_token_right", "drafts_committed"}
-    assert drafts | {"engine_wait_seconds"} <= recorded.keys()
-    missing = {name: kind for name, kind in recorded.items() if name not in METRICS or METRICS[name].kind != kind}
-    assert not missing
+def test_what_is_recorded_is_what_the_table_has():
+    found = recorded()
+    assert found.keys() == METRICS.keys()
+    for name, forms in found.items():
+        assert forms == {(METRICS[name].kind, frozenset(METRICS[name].labels))}, name
 
 
 def test_a_run_records_nothing_that_is_not_exported_and_all_that_a_run_has(folder):
     """Names come from a real engine here, so that one which is put together at run time would be found too."""
-    seen = {}
-
-    class Seen:
-        def count(self, name, amount=1.0, **labels):
-            seen.setdefault(name, []).append(("counter", amount, labels))
-
-        def gauge(self, name, value, **labels):
-            seen.setdefault(name, []).append(("gauge", value, labels))
-
-        def observe(self, name, value, **labels):
-            seen.setdefault(name, []).append(("histogram", value, labels))
-
+    records = Records()
     # Two texts of three blocks do not fit into four pages, so that one of them has to give its pages back.
-    engine = Engine.from_checkpoint(folder, EngineConfig(device="cpu", num_pages=4), recorder=Seen())
+    config = EngineConfig(device="cpu", num_pages=4)
+    engine = Engine.from_checkpoint(folder, config, recorder=records)
     requests = [
         GenerateRequest(prompt_token_ids=(), max_tokens=40, sampling=SamplingParams(policy="lossless", seed=seed))
         for seed in range(2)
     ]
     engine.generate(requests)
+    prompt = tuple(range(20))
+    steering = SteeringParams(interventions=(Intervention(concept_ids=(3,), strength=2.0),))
+    request = GenerateRequest(
+        prompt_token_ids=prompt, max_tokens=4, steering=steering, attribution=AttributionParams(top_k=1)
+    )
+    engine.generate([request])
+    engine.generate([request])
     engine.abort(engine.add_request(requests[0]))
     engine.step()
-    assert seen.keys() == METRICS.keys()
-    for name, records in seen.items():
-        metric = METRICS[name]
-        assert {(kind, tuple(labels)) for kind, _, labels in records} == {(metric.kind, metric.labels)}, name
-        assert all(math.isfinite(value) and value >= 0 for _, value, _ in records), name
-    totals = {name: sum(value for _, value, _ in records) for name, records in seen.items()}
-    assert totals["drafts"] >= totals["drafts_position_right"] >= totals["drafts_token_right"]
-    assert totals["drafts"] > 0 < totals["engine_wait_seconds"]
+    # A replica knows this of itself, not an engine.
+    assert records.kinds.keys() == ENGINE_METRICS.keys() - {"engine_start_seconds"}
+    for name, forms in records.kinds.items():
+        assert forms == {(METRICS[name].kind, METRICS[name].labels)}, name
+    values = [
+        *records.counts.values(),
+        *records.gauges.values(),
+        *(v for seen in records.observed.values() for v in seen),
+    ]
+    assert all(math.isfinite(value) and value >= 0 for value in values)
+    counts = records.counts
+    assert counts["drafts"] >= counts["drafts_position_right"] >= counts["drafts_token_right"]
+    assert counts["drafts"] > 0 < sum(records.observed["engine_wait_seconds"])
+
+
+def test_gauges_are_set_again_for_as_long_as_the_recorder_lives():
+    """Ray drops a gauge that was not set since its last report: those of an idle engine vanished."""
+    recorder = ServeRecorder(refresh_interval_s=0)
+    recorder.gauge("lanes_in_use", 2)
+    recorder.gauge("lanes_in_use", 3)
+    recorder.gauge("pages_free", 7)
+    seen = []
+    for name, gauge in recorder._gauges.items():
+        gauge.set = lambda value, labels, name=name: seen.append((name, value, labels))
+    recorder.refresh()
+    assert seen == [("lanes_in_use", 3, {}), ("pages_free", 7, {})]
+
+
+def test_the_thread_that_refreshes_ends_with_its_recorder():
+    before = set(threading.enumerate())
+    recorder = ServeRecorder(refresh_interval_s=0.01)
+    (thread,) = set(threading.enumerate()) - before
+    seen = threading.Event()
+    recorder.gauge("lanes_in_use", 2)
+    recorder._gauges["lanes_in_use"].set = lambda value, labels: seen.set()
+    assert seen.wait(60)
+    del recorder
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_the_memory_table_is_in_the_replicas_log_once(folder):
@@ -84,6 +128,14 @@ def test_the_memory_table_is_in_the_replicas_log_once(folder):
     assert len(tables) == 1
     for purpose in ("weights", "lanes", "16 pages", "passes"):
         assert purpose in tables[0]
+
+
+def test_names_say_their_unit_and_do_not_clash_with_what_is_added_to_them():
+    for name, metric in METRICS.items():
+        assert re.fullmatch("[a-z]+(_[a-z]+)*", name), name
+        assert not name.endswith(("_total", "_count", "_sum", "_bucket")), name
+        assert ("_seconds" in name) == (metric.unit == "seconds"), name
+        assert not {"application", "deployment", "replica"} & set(metric.labels), name
 
 
 def test_only_histograms_have_buckets_and_they_rise():

@@ -15,7 +15,8 @@ import pytest
 import ray
 from ray import serve
 
-from serve_app.config import IngressSettings
+from serve_app.block_router import BlockRouter
+from serve_app.config import EngineServerSettings, IngressSettings
 from serve_app.engine_server import EngineServer
 from serve_app.ingress import Ingress
 from tests.fakes import scripted_engine, slow_engine
@@ -42,9 +43,13 @@ def eventually(check: Callable[[], bool]) -> bool:
 
 def application(folder: Path, factory: Callable, *, ready_timeout_s: float = 30.0):
     options = {"ray_actor_options": NO_CPU, "max_ongoing_requests": 100}
-    engine = EngineServer.options(**options).bind(str(folder), engine_factory=factory, warm_up_tokens=0)
+    router = BlockRouter.options(**options).bind()
+    server = EngineServerSettings(warm_up_tokens=0)
+    engine = EngineServer.options(**options).bind(str(folder), router=router, engine_factory=factory, settings=server)
     settings = IngressSettings(ready_timeout_s=ready_timeout_s)
-    return Ingress.options(**options).bind(engine, model=str(folder), revision=None, model_id="tiny", settings=settings)
+    return Ingress.options(**options).bind(
+        engine, router=router, model=str(folder), revision=None, model_id="tiny", settings=settings
+    )
 
 
 @pytest.fixture(scope="module")

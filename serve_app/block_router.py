@@ -1,0 +1,228 @@
+"""The deployment that keeps the queue: a thin shell around RoutingPolicy. No token passes through it.
+
+One replica. It keeps nothing that cannot be lost: replicas tell it again how they are, requests that wait here come
+again or choose by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+
+from .lease_messages import Queued, RefusalReason, ReportAnswer, Returned, RouteCall
+from .routing.messages import (
+    Assigned,
+    Lease,
+    LeaseRefused,
+    PrefixesWanted,
+    Rejected,
+    RejectionReason,
+    ReplicaGone,
+    ReplicaReport,
+    Reported,
+    RouterEvent,
+    Submitted,
+    Withdrawn,
+)
+from .routing.policy import RoutingPolicy, RoutingSettings
+from .telemetry import ServeRecorder
+
+LIVE_SETTINGS = frozenset({"max_queue", "max_queue_per_tenant"})
+"""Settings that `user_config` may change while requests wait."""
+GONE_S = 2.0
+"""A replica that somebody found gone is not heard for so long: what it sent before, or while it drains, is void."""
+_SHORTEST_WAKE_S = 0.001
+
+Waiting = asyncio.Future[Assigned | Rejected]
+
+
+@serve.deployment(name="BlockRouter")
+class BlockRouter:
+    """Hears from ingresses and replicas, and answers with leases."""
+
+    def __init__(
+        self,
+        settings: RoutingSettings | None = None,
+        *,
+        policy_factory: Callable[..., RoutingPolicy] = RoutingPolicy,
+        recorder_factory: Callable[[], Any] = ServeRecorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy_factory(settings or RoutingSettings(), lease_prefix=f"{uuid.uuid4().hex[:8]}-")
+        self._recorder = recorder_factory()
+        self._clock = clock
+        self._waiting: dict[str, tuple[Waiting, float]] = {}
+        """Of each request in the queue: who waits for it, and when it arrived."""
+        self._reports: dict[str, tuple[ReplicaReport, float]] = {}
+        self._has_heard = False
+        self._gone: dict[str, float] = {}
+        self._wants_prefixes: set[str] = set()
+        self._expected: dict[str, float] = {}
+        """When requests that were sent ahead of a boundary should begin, by request id."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def assign(self, call: RouteCall) -> AsyncGenerator[Queued | Lease | Rejected, None]:
+        """First of all Queued unless it is decided at once, then the decision. Closing it takes the request back."""
+        if call.returned is not None:
+            self._return(call.returned)
+        request = call.request
+        waiting: Waiting = asyncio.get_running_loop().create_future()
+        if request.request_id in self._waiting:
+            # Its ingress gave up on the call before and asks again.
+            self._waiting[request.request_id][0].cancel()
+        self._waiting[request.request_id] = (waiting, self._clock() - request.age_s)
+        is_passed_on = False
+        try:
+            self._handle(Submitted(request))
+            if not waiting.done():
+                yield Queued()
+            decision = await waiting
+            yield decision.lease if isinstance(decision, Assigned) else decision
+            is_passed_on = True
+        finally:
+            if not is_passed_on:
+                self._take_back(request.request_id, waiting)
+
+    async def report(self, report: ReplicaReport, block_size: int) -> ReportAnswer:
+        """Take a replica's report. `block_size` is its checkpoint's."""
+        now = self._clock()
+        if now < self._gone.get(report.replica_id, now):
+            return self._answer(wants_all_prefixes=False)
+        if block_size != self._policy.settings.block_size:
+            self._policy.settings = replace(self._policy.settings, block_size=block_size)
+        if not self._has_heard and report.number > 1:
+            # A replica that has reported before, to somebody who is no more.
+            self._recorder.count("router_restarts_seen")
+        self._has_heard = True
+        self._reports[report.replica_id] = (report, now)
+        self._measure_boundaries(report, now)
+        self._handle(Reported(report))
+        wants_all_prefixes = report.replica_id in self._wants_prefixes
+        self._wants_prefixes.discard(report.replica_id)
+        return self._answer(wants_all_prefixes=wants_all_prefixes)
+
+    async def give_back(self, returned: Returned) -> None:
+        """Take back a lease that its request needs no longer, or that came to nothing without another try."""
+        self._return(returned)
+        self._handle(None)
+
+    async def gone(self, replica_id: str) -> None:
+        """A replica was found dead."""
+        self._forget(replica_id)
+
+    async def ping(self) -> None:
+        """Answer that there is a router."""
+
+    async def check_health(self) -> None:
+        """Called by Serve: fails if the policy does."""
+        self._handle(None)
+        self._record_state()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve with `user_config`: new limits of the queue, for requests to come."""
+        unknown = sorted(set(user_config) - LIVE_SETTINGS)
+        if unknown:
+            known = ", ".join(sorted(LIVE_SETTINGS))
+            raise ValueError(f"user_config of BlockRouter has unknown keys {', '.join(unknown)}; known are {known}")
+        for name, value in user_config.items():
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if not is_whole and not (value is None and name == "max_queue_per_tenant"):
+                raise ValueError(f"user_config of BlockRouter has {name} {value!r}; it must be a whole number")
+        self._policy.settings = replace(self._policy.settings, **user_config)
+
+    def _handle(self, event: RouterEvent | None) -> None:
+        """Let the policy decide, and do what it says."""
+        assigned: dict[str, int] = {}
+        for decision in self._policy.handle(event, self._clock()):
+            if isinstance(decision, PrefixesWanted):
+                self._wants_prefixes.add(decision.replica_id)
+            elif isinstance(decision, Rejected):
+                self._reject(decision)
+            else:
+                assigned[decision.lease.replica_id] = assigned.get(decision.lease.replica_id, 0) + 1
+                self._assign(decision)
+        for size in assigned.values():
+            self._recorder.observe("router_group_requests", size)
+        if event is not None:
+            self._record_state()
+        self._set_timer()
+
+    def _assign(self, decision: Assigned) -> None:
+        lease = decision.lease
+        self._recorder.count("router_assignments", reason=decision.reason.value)
+        self._recorder.observe("router_queue_seconds", decision.waited_s, outcome="assigned")
+        if lease.expected_start_s > 0:
+            self._expected[lease.request_id] = self._clock() + lease.expected_start_s
+        self._settle(lease.request_id, decision)
+
+    def _reject(self, decision: Rejected) -> None:
+        is_late = decision.reason is RejectionReason.DEADLINE
+        outcome = "deadline" if is_late else "refused_queue"
+        self._recorder.observe("router_queue_seconds", decision.waited_s, outcome=outcome)
+        if not is_late:
+            self._recorder.count("router_rejections", reason=decision.reason.value)
+        self._settle(decision.request_id, decision)
+
+    def _settle(self, request_id: str, decision: Assigned | Rejected) -> None:
+        waiting, _ = self._waiting.pop(request_id)
+        if not waiting.done():
+            waiting.set_result(decision)
+
+    def _take_back(self, request_id: str, waiting: Waiting) -> None:
+        """Nobody waits any more: leave the queue, or give back the lease that did not reach anybody."""
+        found = self._waiting.get(request_id)
+        if found is not None and found[0] is waiting:
+            del self._waiting[request_id]
+            self._recorder.observe("router_queue_seconds", self._clock() - found[1], outcome="cancelled")
+            self._handle(Withdrawn(request_id))
+        elif waiting.done() and not waiting.cancelled() and isinstance(decision := waiting.result(), Assigned):
+            lease = decision.lease
+            self._return(Returned(lease.lease_id, lease.replica_id, RefusalReason.UNUSED))
+            self._handle(None)
+
+    def _return(self, returned: Returned) -> None:
+        self._recorder.count("router_refused_leases", reason=returned.reason.value)
+        self._handle(LeaseRefused(returned.lease_id))
+        if returned.is_replica_gone:
+            self._forget(returned.replica_id)
+
+    def _forget(self, replica_id: str) -> None:
+        now = self._clock()
+        self._gone = {other: until for other, until in self._gone.items() if until > now} | {replica_id: now + GONE_S}
+        self._reports.pop(replica_id, None)
+        self._handle(ReplicaGone(replica_id))
+
+    def _answer(self, *, wants_all_prefixes: bool) -> ReportAnswer:
+        return ReportAnswer(wants_all_prefixes, len(self._waiting), self._policy.oldest_wait_s)
+
+    def _measure_boundaries(self, report: ReplicaReport, now: float) -> None:
+        for block in report.running:
+            expected = self._expected.pop(block.request_id, None)
+            if expected is not None:
+                self._recorder.observe("router_boundary_error_seconds", abs(now - expected))
+        if len(self._expected) > 10_000:
+            # Of requests that ended without ever being seen to run.
+            self._expected.clear()
+
+    def _record_state(self) -> None:
+        since = self._clock() - self._policy.settings.replica_timeout_s
+        self._reports = {id_: item for id_, item in self._reports.items() if item[1] >= since}
+        self._recorder.gauge("router_queue_requests", len(self._waiting))
+        self._recorder.gauge("router_oldest_wait_seconds", self._policy.oldest_wait_s)
+        self._recorder.gauge("router_replicas", len(self._reports))
+        self._recorder.gauge("router_lanes_free", sum(report.num_lanes_free for report, _ in self._reports.values()))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_at = self._policy.next_wake_s()
+        if wake_at is not None:
+            delay_s = max(wake_at - self._clock(), _SHORTEST_WAKE_S)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, None)

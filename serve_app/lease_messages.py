@@ -1,0 +1,77 @@
+"""What ingress, router and replicas tell each other around a lease. Plain data, picklable; spans in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .routing.messages import RouteRequest
+
+
+class RefusalReason(Enum):
+    """Why a leased request was not taken."""
+
+    NO_ROOM = "no_room"
+    """Neither a lane nor pages, now or soon."""
+    WRONG_REPLICA = "wrong_replica"
+    """It came to another replica than the lease names: that one takes no requests, or is not known yet."""
+    DRAINING = "draining"
+    """The replica takes nothing new."""
+    LOST = "lost"
+    """The replica died, or did not answer."""
+    UNUSED = "unused"
+    """Nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """A replica has taken the request; its events follow."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A replica has not taken the request, and nothing of it was begun."""
+
+    replica_id: str
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The router has the request, and will say where it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A lease that came to nothing."""
+
+    lease_id: str
+    replica_id: str
+    reason: RefusalReason
+
+    @property
+    def is_replica_gone(self) -> bool:
+        """Whether its replica should get nothing more for now."""
+        return self.reason not in (RefusalReason.NO_ROOM, RefusalReason.UNUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCall:
+    """Asks the router where a request goes; with what became of the lease before, if there was one."""
+
+    request: RouteRequest
+    returned: Returned | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAnswer:
+    """What the router says to a replica's report."""
+
+    wants_all_prefixes: bool
+    """The next report has to list every prefix: the router missed some."""
+    num_queued: int
+    """Requests that wait in the router, for any replica."""
+    oldest_wait_s: float
+    """How long the oldest of them has waited."""

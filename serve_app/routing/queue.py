@@ -1,0 +1,253 @@
+"""Who waits, and in which order they are served.
+
+Knows requests and times. Must not know replicas.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TypeVar
+
+from .messages import RouteRequest
+
+# Sorted lists, not heaps: removal from anywhere is exact, and moving 4,096 pointers takes a microsecond.
+_T = TypeVar("_T")
+_Line = list[tuple[float, int, "Waiting"]]
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Waiting:
+    """A request in the queue."""
+
+    request: RouteRequest
+    number: int
+    """Of its submission: breaks ties of time."""
+    arrived_s: float
+    """When it first arrived anywhere."""
+    submitted_s: float
+    """When it was submitted last."""
+    has_waited_for_prefix: bool = False
+    """A replica had room for it, and it waits for a better one."""
+    claimed_replica: str | None = None
+    """Nobody else gets anything there, until this request has found room."""
+
+    @property
+    def place(self) -> tuple[float, int, Waiting]:
+        """Its entry in a line by age."""
+        return (self.arrived_s, self.number, self)
+
+    @property
+    def gives_up_s(self) -> float:
+        """When its deadline passes; infinite without one."""
+        deadline_s = self.request.deadline_s
+        return float("inf") if deadline_s is None else self.submitted_s + deadline_s
+
+    @property
+    def cost(self) -> int:
+        """What it is charged to its tenant: the tokens that it asks for."""
+        return max(self.request.max_tokens, 1)
+
+
+@dataclass(eq=False, slots=True)
+class _Tenant:
+    """One tenant's requests of one priority."""
+
+    number: int
+    clock: float
+    """Tokens served to it; the tenant whose clock shows least is next."""
+    line: _Line = field(default_factory=list)
+
+
+class _Level:
+    """The requests of one priority: returned ones first, then fair between tenants (start-time fair queueing).
+
+    The level's own clock shows the start of the last service. A tenant that comes back is set to at least that, so
+    nobody saves up credit while idle; a debt stays until the level's clock has passed it. Where nobody of the level
+    waits it is dropped, and all debts with it.
+    """
+
+    def __init__(self) -> None:
+        self.returned: _Line = []
+        self._tenants: dict[str, _Tenant] = {}
+        self._active: list[tuple[float, int, _Tenant]] = []  # by clock; those with a line
+        self._idle: list[tuple[float, int, str]] = []  # by clock; a heap of those that are in debt
+        self._clock = 0.0
+        self._num_tenants = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.returned or self._active)
+
+    def add(self, waiting: Waiting) -> None:
+        if waiting.request.is_returned:
+            insort(self.returned, waiting.place)
+            return
+        name = waiting.request.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            self._num_tenants += 1
+            tenant = self._tenants[name] = _Tenant(self._num_tenants, self._clock)
+        if not tenant.line:
+            tenant.clock = max(tenant.clock, self._clock)
+            insort(self._active, (tenant.clock, tenant.number, tenant))
+        insort(tenant.line, waiting.place)
+
+    def remove(self, waiting: Waiting, *, is_served: bool) -> None:
+        # A returned request was charged when it was assigned the first time.
+        if waiting.request.is_returned:
+            _drop(self.returned, waiting.place)
+            return
+        name = waiting.request.tenant
+        tenant = self._tenants[name]
+        _drop(tenant.line, waiting.place)
+        _drop(self._active, (tenant.clock, tenant.number, tenant))
+        if is_served:
+            self._clock = max(self._clock, tenant.clock)
+            tenant.clock += waiting.cost
+        if tenant.line:
+            insort(self._active, (tenant.clock, tenant.number, tenant))
+        else:
+            heappush(self._idle, (tenant.clock, tenant.number, name))
+        self._forget_idle()
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """In the order in which they would be served, if nobody else came. Not while it changes."""
+        for _, _, waiting in self.returned:
+            yield waiting
+        # Each tenant's next request, once its first was seen: the active ones are in order already.
+        following: list[tuple[float, int, int, _Tenant]] = []
+        num_seen = 0
+        while num_seen < len(self._active) or following:
+            first = self._active[num_seen] if num_seen < len(self._active) else None
+            if following and (first is None or following[0][:2] < first[:2]):
+                clock, _, index, tenant = heappop(following)
+            else:
+                assert first is not None
+                (clock, _, tenant), index = first, 0
+                num_seen += 1
+            waiting = tenant.line[index][2]
+            yield waiting
+            if index + 1 < len(tenant.line):
+                heappush(following, (clock + waiting.cost, tenant.number, index + 1, tenant))
+
+    def _forget_idle(self) -> None:
+        """Forget tenants that wait for nothing and owe nothing."""
+        while self._idle and self._idle[0][0] <= self._clock:
+            clock, _, name = heappop(self._idle)
+            tenant = self._tenants.get(name)
+            if tenant is not None and not tenant.line and tenant.clock == clock:
+                del self._tenants[name]
+
+
+class WaitingQueue:
+    """All that waits, in order of service.
+
+    First those that have waited `max_wait_s`, oldest first. Then by priority, smallest first; within a priority those
+    that were returned, then fair between tenants by the tokens they ask for, in order of arrival within a tenant.
+    """
+
+    def __init__(self, max_wait_s: float) -> None:
+        self._max_wait_s = max_wait_s
+        self._waiting: dict[str, Waiting] = {}
+        self._by_age: _Line = []
+        self._by_deadline: list[tuple[float, int, Waiting]] = []
+        self._levels: dict[int, _Level] = {}
+        self._priorities: list[int] = []  # sorted
+        self._num_of_tenant: dict[str, int] = {}
+        self._num_submitted = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that wait for something."""
+        return len(self._num_of_tenant)
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the next one gives up."""
+        return self._by_deadline[0][0] if self._by_deadline else float("inf")
+
+    @property
+    def next_deadline(self) -> Waiting:
+        """The one that gives up next; there must be one."""
+        return self._by_deadline[0][2]
+
+    @property
+    def oldest(self) -> Waiting | None:
+        """The one that arrived first."""
+        return self._by_age[0][2] if self._by_age else None
+
+    def num_of_tenant(self, tenant: str) -> int:
+        """How many requests of a tenant wait."""
+        return self._num_of_tenant.get(tenant, 0)
+
+    def find(self, request_id: str) -> Waiting | None:
+        """The waiting request of that name."""
+        return self._waiting.get(request_id)
+
+    def add(self, request: RouteRequest, now_s: float) -> Waiting:
+        """Queue a request. One that waits under its name already gives it its place."""
+        arrived_s = now_s - max(request.age_s, 0.0)
+        earlier = self._waiting.get(request.request_id)
+        self._num_submitted += 1
+        waiting = Waiting(request=request, number=self._num_submitted, arrived_s=arrived_s, submitted_s=now_s)
+        if earlier is not None:
+            self.remove(earlier)
+            waiting.number, waiting.arrived_s = earlier.number, min(earlier.arrived_s, arrived_s)
+        self._waiting[request.request_id] = waiting
+        insort(self._by_age, waiting.place)
+        if request.deadline_s is not None:
+            insort(self._by_deadline, (waiting.gives_up_s, waiting.number, waiting))
+        self._num_of_tenant[request.tenant] = self.num_of_tenant(request.tenant) + 1
+        if request.priority not in self._levels:
+            self._levels[request.priority] = _Level()
+            insort(self._priorities, request.priority)
+        self._levels[request.priority].add(waiting)
+        return waiting
+
+    def remove(self, waiting: Waiting, *, is_served: bool = False) -> None:
+        """Take a request out; one that is served is charged to its tenant."""
+        request = waiting.request
+        del self._waiting[request.request_id]
+        _drop(self._by_age, waiting.place)
+        if request.deadline_s is not None:
+            _drop(self._by_deadline, (waiting.gives_up_s, waiting.number, waiting))
+        self._num_of_tenant[request.tenant] -= 1
+        if not self._num_of_tenant[request.tenant]:
+            del self._num_of_tenant[request.tenant]
+        level = self._levels[request.priority]
+        level.remove(waiting, is_served=is_served)
+        if not level:
+            del self._levels[request.priority]
+            self._priorities.remove(request.priority)
+
+    def is_overdue(self, waiting: Waiting, now_s: float) -> bool:
+        """True once it has waited so long that it goes first."""
+        return waiting.arrived_s + self._max_wait_s <= now_s
+
+    def next_overdue_s(self, now_s: float) -> float:
+        """When the next one that is not overdue will be."""
+        place = bisect_right(self._by_age, now_s, key=lambda entry: entry[0] + self._max_wait_s)
+        return self._by_age[place][0] + self._max_wait_s if place < len(self._by_age) else float("inf")
+
+    def in_order(self, now_s: float) -> Iterator[Waiting]:
+        """Everybody, in order of service. Not while it changes."""
+        for _, _, waiting in self._by_age:
+            if not self.is_overdue(waiting, now_s):
+                break
+            yield waiting
+        for priority in self._priorities:
+            for waiting in self._levels[priority]:
+                if not self.is_overdue(waiting, now_s):
+                    yield waiting
+
+
+def _drop(line: list[tuple[float, int, _T]], entry: tuple[float, int, _T]) -> None:
+    """Remove an entry of a sorted list."""
+    place = bisect_left(line, entry)
+    assert line[place][2] is entry[2], "a line is out of order"
+    del line[place]

@@ -1,0 +1,76 @@
+"""Choosing a replica without the router, from what each replica publishes.
+
+Published news is old by the time it is read, so a replica publishes its clock and not a sample: when its lanes come
+free, counted from the moment it wrote that down. The reader subtracts the news' age.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .messages import ReplicaReport, RouteRequest
+from .pass_times import UNMEASURED, PassTimes
+
+BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaClock:
+    """A replica's room, now and soon. All spans are seconds from the moment it was read off."""
+
+    replica_id: str
+    num_lanes_free: int
+    num_pages_free: int
+    num_waiting: int
+    """Requests there without a lane."""
+    num_running: int = 0
+    boundaries_s: tuple[float, ...] = ()
+    """When lanes come free: the ends of running sequences' last blocks, rising."""
+    age_s: float = 0.0
+    """How old this is where it is read."""
+    is_draining: bool = False
+
+
+def clock_of(report: ReplicaReport, age_s: float = 0.0) -> ReplicaClock:
+    """What a report says of when lanes come free."""
+    seconds = PassTimes(report.pass_seconds) if report.pass_seconds else UNMEASURED
+    pass_s = seconds(max(len(report.running), 1))
+    ends = sorted(block.num_steps_left * pass_s for block in report.running if block.num_blocks_left == 0)
+    return ReplicaClock(
+        replica_id=report.replica_id,
+        num_lanes_free=report.num_lanes_free,
+        num_pages_free=report.num_pages_free,
+        num_waiting=report.num_waiting,
+        num_running=len(report.running),
+        boundaries_s=tuple(ends),
+        age_s=age_s,
+        is_draining=report.is_draining,
+    )
+
+
+def starts_in_s(clock: ReplicaClock) -> float:
+    """Seconds until one more request would have a lane; infinite where the clock does not tell."""
+    num_behind = clock.num_waiting - clock.num_lanes_free
+    if num_behind < 0:
+        return 0.0
+    if num_behind >= len(clock.boundaries_s):
+        return float("inf")
+    return max(clock.boundaries_s[num_behind] - clock.age_s, 0.0)
+
+
+def rank_replicas(clocks: Iterable[ReplicaClock], request: RouteRequest, *, block_size: int = BLOCK_SIZE) -> list[str]:
+    """Replica ids, best first: soonest start, then pages for the prompt, fewest requests there, most pages.
+
+    Those that drain come last: they are asked only if there is nobody else.
+    """
+    num_pages = max(request.num_prompt_tokens // block_size, len(request.prefix_keys)) + 1
+
+    def order(clock: ReplicaClock) -> tuple[bool, bool, float, int, int, str]:
+        # Sequences whose boundary has passed since are gone.
+        num_there = clock.num_running + clock.num_waiting - bisect_right(clock.boundaries_s, clock.age_s)
+        lacks_pages = clock.num_pages_free < num_pages
+        return (clock.is_draining, lacks_pages, starts_in_s(clock), num_there, -clock.num_pages_free, clock.replica_id)
+
+    return [clock.replica_id for clock in sorted(clocks, key=order)]

@@ -1,0 +1,306 @@
+"""What the ingress does when the router or a replica fails, with handles that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from engine import (
+    AttributionParams,
+    EngineStopped,
+    Finished,
+    GenerateRequest,
+    QueueFull,
+    SamplingParams,
+    Started,
+    prefix_keys,
+)
+from serve_app.completions import Caller
+from serve_app.config import IngressSettings
+from serve_app.errors import ApiError
+from serve_app.lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, Welcome
+from serve_app.router_client import RoutedEngineClient
+from serve_app.routing.messages import PREFIX_KEY_BYTES, Lease, Rejected, RejectionReason, RouteRequest
+from tests.records import Records
+
+pytestmark = pytest.mark.anyio
+
+DIED = ActorDiedError()
+GONE = ActorUnavailableError("gone", None)
+FIRST, SECOND = (Started("r", 0, 16, 40, 8, 0, ()),), (Finished("r", None),)
+HANG = object()
+"""Never comes."""
+
+
+class Response:
+    """Yields items, raises those that are exceptions, and knows that it was cancelled."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.is_cancelled = items, False
+        self._iterator = self._run()
+
+    async def _run(self) -> AsyncIterator[Any]:
+        for item in self.items:
+            if item is HANG:
+                await asyncio.Event().wait()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def __aiter__(self) -> Response:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._iterator)
+
+    def __await__(self):
+        return self.__anext__().__await__()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Method:
+    def __init__(self, handle: Handle, name: str) -> None:
+        self.handle, self.name = handle, name
+
+    def remote(self, *args: Any) -> Response:
+        response = Response(self.handle.script(self.name, args, self.handle.session_id))
+        self.handle.calls.append((self.name, args, self.handle.session_id))
+        self.handle.responses.append(response)
+        return response
+
+
+class Handle:
+    """A DeploymentHandle. `script` (method, arguments, session id) -> what the call brings."""
+
+    def __init__(
+        self, script: Callable[[str, tuple, str], list[Any]], parent: Handle | None = None, session_id=""
+    ) -> None:
+        self.script, self.session_id = script, session_id
+        self.calls: list[Any] = parent.calls if parent else []
+        self.responses: list[Response] = parent.responses if parent else []
+
+    def options(self, *, session_id: str = "", **options: Any) -> Handle:
+        return Handle(self.script, self, session_id or self.session_id)
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self, name)
+
+    def of(self, name: str) -> list[Any]:
+        return [(args, session_id) for method, args, session_id in self.calls if method == name]
+
+
+class Scene:
+    """A client between an engine and a router that play their parts: one list of items a call, in turn."""
+
+    def __init__(self, takes: list[list[Any]], decisions: list[list[Any]] | None = None, **settings: Any) -> None:
+        takes = list(takes)
+        self.records = Records()
+        self.now = 0.0
+        decisions = None if decisions is None else list(decisions)
+        self.engine = Handle(lambda name, args, session: takes.pop(0) if name == "take" else [{}])
+        self.pings: list[list[Any]] = []
+        self.router = Handle(self._answer(decisions))
+        self.client = RoutedEngineClient(
+            self.engine,
+            None if decisions is None else self.router,
+            block_size=16,
+            settings=IngressSettings(**{"connect_timeout_s": 0.05, "router_timeout_s": 0.05, **settings}),
+            recorder=self.records,
+            clock=lambda: self.now,
+        )
+
+    def _answer(self, decisions: list[list[Any]] | None) -> Callable[[str, tuple, str], list[Any]]:
+        def answer(name: str, args: tuple, session_id: str) -> list[Any]:
+            if name == "assign":
+                return decisions.pop(0)
+            return self.pings.pop(0) if name == "ping" and self.pings else [None]
+
+        return answer
+
+    async def run(self, caller: Caller | None = None, **fields: Any) -> list[Any]:
+        async with asyncio.timeout(30):
+            return [batch async for batch in self.client.generate(request(**fields), caller)]
+
+    def route(self, call: int = 0) -> RouteRequest:
+        return self.engine.of("take")[call][0][1]
+
+    def asked(self, call: int) -> RouteCall:
+        return self.router.of("assign")[call][0][0]
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"prompt_token_ids": tuple(range(40)), "max_tokens": 9, "request_id": "r", **fields})
+
+
+def lease(replica: str, number: int = 1) -> Lease:
+    return Lease(lease_id=f"l{number}", request_id="r", replica_id=replica, expected_start_s=0.0)
+
+
+async def test_a_request_goes_where_its_lease_says():
+    scene = Scene([[Welcome("a"), FIRST, SECOND]], [[lease("a")]])
+    assert await scene.run() == [FIRST, SECOND]
+    ((args, session_id),) = scene.engine.of("take")
+    assert (session_id, args[2]) == ("a", lease("a"))
+    assert all(response.is_cancelled for response in scene.router.responses), "a finished call is let go"
+    assert not scene.records.counts
+
+
+async def test_a_wait_in_the_queue_is_no_failure_of_the_router():
+    scene = Scene([[Welcome("a"), SECOND]], [[Queued(), lease("a")]], router_timeout_s=0.05)
+    assert await scene.run() == [SECOND]
+    assert not scene.records.counts
+
+
+async def test_the_router_learns_what_it_needs_and_nothing_of_the_text():
+    scene = Scene([[Welcome("a"), SECOND]], [[lease("a")]])
+    sampling = SamplingParams(tokens_per_step=3)
+    caller = Caller(tenant="t", timeout_s=7.0)
+    await scene.run(caller, sampling=sampling, priority=-2, attribution=AttributionParams())
+    route = scene.asked(0).request
+    assert (route.tenant, route.priority, route.tokens_per_step, route.deadline_s) == ("t", -2, 3.0, 7.0)
+    assert (route.num_prompt_tokens, route.max_tokens, route.age_s, route.is_returned) == (40, 9, 0.0, False)
+    assert route.prefix_keys == tuple(key[:PREFIX_KEY_BYTES] for key in prefix_keys(tuple(range(40)), 16))
+    assert len(route.prefix_keys) == 2
+
+
+async def test_a_refused_lease_goes_back_with_its_request():
+    refusal = Refusal("a", RefusalReason.NO_ROOM)
+    scene = Scene([[refusal], [Welcome("b"), SECOND]], [[lease("a")], [lease("b", 2)]])
+    assert await scene.run(Caller(timeout_s=5.0)) == [SECOND]
+    assert scene.asked(0).returned is None
+    assert scene.asked(1).returned == Returned("l1", "a", RefusalReason.NO_ROOM)
+    assert scene.asked(1).request.is_returned
+    assert [session for _, session in scene.engine.of("take")] == ["a", "b"]
+
+
+async def test_a_request_that_is_refused_again_and_again_waits_at_some_replica():
+    refusal = Refusal("a", RefusalReason.NO_ROOM)
+    scene = Scene([[refusal], [refusal], [Welcome("b"), SECOND]], [[lease("a")], [lease("a", 2)]], max_tries=3)
+    assert await scene.run() == [SECOND]
+    assert [args[2] for args, _ in scene.engine.of("take")] == [lease("a"), lease("a", 2), None]
+
+
+@pytest.mark.parametrize("failure", [DIED, GONE, EngineStopped("its thread ended"), HANG], ids=repr)
+async def test_a_replica_lost_before_anything_was_sent_is_replaced(failure):
+    scene = Scene([[failure], [Welcome("b"), FIRST, SECOND]], [[lease("a")], [lease("b", 2)]])
+    assert await scene.run() == [FIRST, SECOND]
+    assert scene.records.counts == {"ingress_retries": 1}
+    returned = scene.asked(1).returned
+    assert returned == Returned("l1", "a", RefusalReason.LOST) and returned.is_replica_gone
+    assert all(response.is_cancelled for response in scene.engine.responses if response.items[0] is failure)
+
+
+async def test_a_replica_lost_after_its_welcome_and_before_its_first_event_is_replaced_too():
+    scene = Scene([[Welcome("a"), DIED], [Welcome("b"), SECOND]], [[lease("a")], [lease("b", 2)]])
+    assert await scene.run() == [SECOND]
+
+
+@pytest.mark.parametrize("failure", [DIED, GONE, EngineStopped("its thread ended")], ids=repr)
+async def test_a_replica_lost_later_is_the_clients_to_know(failure):
+    scene = Scene([[Welcome("a"), FIRST, failure]], [[lease("a")]])
+    batches = []
+    with pytest.raises(ApiError) as raised:
+        async for batch in scene.client.generate(request()):
+            batches.append(batch)
+    assert batches == [FIRST]
+    assert (raised.value.status, raised.value.code) == (503, "engine_unavailable")
+    await asyncio.sleep(0)
+    # The router is told at once, which would find out only later.
+    assert scene.router.of("give_back")[0][0] == (Returned("l1", "a", RefusalReason.LOST),)
+
+
+@pytest.mark.parametrize(("items", "num_tries"), [([], 2), ([Welcome("a")], 2), ([Welcome("a"), FIRST], 1)], ids=str)
+async def test_a_stream_that_ends_before_its_last_event_has_not_ended_well(items, num_tries):
+    scene = Scene([items, [Welcome("b"), SECOND]], [[lease("a")], [lease("b", 2)]])
+    if num_tries == 2:
+        assert await scene.run() == [SECOND]
+    else:
+        with pytest.raises(ApiError) as raised:
+            await scene.run()
+        assert raised.value.code == "engine_unavailable"
+    assert len(scene.engine.of("take")) == num_tries
+
+
+async def test_no_more_than_so_many_replicas_are_tried():
+    scene = Scene([[DIED]] * 3, [[lease("a")], [lease("b", 2)]], max_tries=3)
+    with pytest.raises(ApiError) as raised:
+        await scene.run()
+    assert raised.value.status == 503
+    assert scene.records.counts["ingress_retries"] == 2
+
+
+async def test_an_error_of_the_request_is_not_tried_elsewhere():
+    scene = Scene([[Welcome("a"), QueueFull("full")]], [[lease("a")]])
+    with pytest.raises(ApiError) as raised:
+        await scene.run()
+    assert (raised.value.status, raised.value.code) == (429, "queue_full")
+    assert len(scene.engine.of("take")) == 1
+
+
+@pytest.mark.parametrize(
+    "failure", [[DIED], [GONE], [HANG], [Queued(), DIED], []], ids=["died", "gone", "silent", "died later", "ended"]
+)
+async def test_a_router_that_fails_is_done_without_until_it_answers_again(failure):
+    scene = Scene([[Welcome("b"), SECOND]] * 4, [failure, [lease("a")]], router_retry_s=0.01)
+    scene.pings = [[DIED], [HANG]]
+    assert await scene.run() == [SECOND]
+    assert scene.engine.of("take")[0][1] == "", "Serve's choice, not a lease's"
+    # While somebody looks for it no request waits for it.
+    assert await scene.run() == [SECOND]
+    assert scene.records.counts == {"ingress_router_fallbacks": 2}
+    assert len(scene.router.of("assign")) == 1
+    async with asyncio.timeout(30):
+        await scene.client._search
+    assert len(scene.router.of("ping")) == 3
+    assert await scene.run() == [SECOND]
+    assert scene.engine.of("take")[2][1] == "a"
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        (RejectionReason.QUEUE_FULL, 429, "queue_full"),
+        (RejectionReason.TENANT_LIMIT, 429, "tenant_limit"),
+        (RejectionReason.DEADLINE, 408, "deadline_exceeded"),
+    ],
+)
+async def test_a_rejection_is_an_error_that_says_when_to_come_again(reason, status, code):
+    rejected = Rejected(request_id="r", reason=reason, retry_after_s=2.1, waited_s=4.0)
+    scene = Scene([], [[Queued(), rejected]])
+    with pytest.raises(ApiError) as raised:
+        await scene.run()
+    assert (raised.value.status, raised.value.code, raised.value.retry_after_s) == (status, code, 3)
+    assert not scene.engine.of("take")
+
+
+async def test_who_leaves_the_queue_takes_the_request_back():
+    scene = Scene([], [[Queued(), HANG]])
+    waiting = asyncio.ensure_future(scene.run())
+    while not scene.router.responses:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert scene.router.responses[0].is_cancelled
+    assert not scene.engine.of("take")
+
+
+async def test_closing_a_stream_cancels_the_call_to_its_replica():
+    scene = Scene([[Welcome("a"), FIRST, HANG]], [[lease("a")]])
+    async with aclosing(scene.client.generate(request())) as batches:
+        assert await anext(batches) == FIRST
+    assert scene.engine.responses[-1].is_cancelled
+
+
+async def test_without_a_router_replicas_are_chosen_here():
+    scene = Scene([[Welcome("a"), SECOND]])
+    assert await scene.run() == [SECOND]
+    assert not scene.records.counts and not scene.router.calls
+    assert scene.route().num_prompt_tokens == 40
