@@ -22,6 +22,7 @@ from engine import (
     Committed,
     Engine,
     EngineConfig,
+    EngineLoad,
     EngineStats,
     Event,
     Finished,
@@ -29,7 +30,9 @@ from engine import (
     GenerateRequest,
     ModelConfig,
     Output,
+    PrefixChanges,
     Recorder,
+    RunningLoad,
     Started,
     check_request,
 )
@@ -38,6 +41,8 @@ from ..engine_sections.bench import random_model
 from .description import number_token
 
 NUM_LANES, NUM_PAGES = 256, 65536
+LEAST_PASS_S = 1e-4
+"""What a step that takes no time is said to take."""
 
 
 @dataclass(slots=True)
@@ -114,6 +119,29 @@ class PacedEngine:
     def stats(self) -> EngineStats:
         running = len(self._sequences)
         return EngineStats(0, running, NUM_LANES, NUM_PAGES, NUM_PAGES - running, 0, running)
+
+    def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
+        """Room for everybody, and when each request's block will be full."""
+        size = self.model_config.diff_block_size
+        running = tuple(
+            RunningLoad(
+                request_id=sequence.request_id,
+                num_steps_left=min(size - sequence.position % size, sequence.end - sequence.position),
+                num_blocks_left=(sequence.end - 1) // size - sequence.position // size,
+                num_pages=1,
+            )
+            for sequence in self._sequences.values()
+        )
+        return EngineLoad(
+            num_lanes=NUM_LANES,
+            num_lanes_free=NUM_LANES - len(running),
+            num_pages=NUM_PAGES,
+            num_pages_free=NUM_PAGES - len(running),
+            num_waiting=0,
+            running=running,
+            pass_seconds=((1, max(self._step_s, LEAST_PASS_S)),),
+            prefixes=PrefixChanges(is_everything=with_all_prefixes),
+        )
 
     def concept_top_tokens(self, concept_id: int, k: int, *, head: str) -> list[tuple[int, float]]:
         """None: it has no concepts."""

@@ -62,6 +62,17 @@ def test_each_step_takes_its_time_and_commits_one_token_of_every_request(tiny):
     assert made == [50_000, 50_010, 50_020, 50_030, 50_040, 50_050]
 
 
+def test_it_tells_its_load_as_an_engine_does(tiny):
+    engine = PacedEngine(ModelConfig.from_json(tiny), step_s=0.0)
+    engine.add_request(request(60, 80))
+    engine.step()
+    load = engine.load(with_all_prefixes=True)
+    (running,) = load.running
+    assert (running.num_steps_left, running.num_blocks_left) == (3, 2)
+    assert load.num_lanes_free == load.num_lanes - 1 and load.prefixes.is_everything
+    assert load.pass_seconds[0][1] > 0
+
+
 def test_a_late_step_does_not_shorten_those_after_it(tiny):
     clock = Clock()
     engine = PacedEngine(ModelConfig.from_json(tiny), step_s=0.01, clock=lambda: clock.now, sleep=clock.sleep)
