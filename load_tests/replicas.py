@@ -5,8 +5,8 @@
 
 Starts the application on a Ray cluster of its own, with engines whose random weights are made where they run, so that
 no checkpoint has to lie on a disk. All replicas come up at once and are measured first; then all but one are taken
-away and the one that is left is measured. With a router in the application each is measured with and without it, and
-only the ingress is replaced in between. The load is a closed loop of steered and explained streams over HTTP, so many
+away and the one that is left is measured. Each is measured with and without the router, and only the ingress is
+replaced in between. The load is a closed loop of steered and explained streams over HTTP, so many
 clients for each replica; tokens count from when all clients have had a first block until the time is over.
 
 Progress goes to standard error; standard output gets tables and, as its last line, one JSON object. What was measured
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import inspect
 import os
 import sys
 import tempfile
@@ -30,8 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from serve_app.ingress import Ingress
 
 from .bench_engine import interval
 from .engine_sections.report import Section, percentile
@@ -69,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def replicas(section: Section, options: argparse.Namespace, session: Session) -> None:
-    """All replicas, then one; each with and without the router where there is one."""
+    """All replicas, then one; each with and without the router."""
     rates: dict[tuple[str, int], float] = {}
     with tempfile.TemporaryDirectory(prefix="replicas-") as folder:
         description = write_description(Path(folder) / options.shape, options.shape)
@@ -79,10 +76,11 @@ def replicas(section: Section, options: argparse.Namespace, session: Session) ->
                 way = "router" if with_router else "no router"
                 say(f"deploying {count} replicas, {way}")
                 seconds = host.deploy(
-                    settings(options, description, count),
+                    settings(options, description),
                     timeout_s=options.start_timeout_s,
                     maker="random",
                     with_router=with_router,
+                    num_replicas=count,
                 )
                 say(f"deployed in {seconds:.0f} s; measuring for {options.seconds:g} s")
                 asyncio.run(wait_ready(host.url, 60.0))
@@ -103,14 +101,11 @@ def replicas(section: Section, options: argparse.Namespace, session: Session) ->
 
 def order(options: argparse.Namespace) -> list[tuple[int, bool]]:
     """(replicas, with router) in the order that loads no engine twice: replicas only ever leave."""
-    has_router = "router" in inspect.signature(Ingress.func_or_class.__init__).parameters
-    ways = [False] if not has_router or options.router == "off" else [True]
-    if has_router and options.router == "both":
-        ways = [True, False]
+    ways = {"both": [True, False], "on": [True], "off": [False]}[options.router]
     return [(options.replicas, way) for way in ways] + [(1, way) for way in reversed(ways) if options.replicas > 1]
 
 
-def settings(options: argparse.Namespace, description: Path, count: int) -> dict[str, Any]:
+def settings(options: argparse.Namespace, description: Path) -> dict[str, Any]:
     """The application's settings: as shipped, with room for the clients."""
     rows = options.max_rows or 2 * options.clients
     return {
@@ -122,7 +117,7 @@ def settings(options: argparse.Namespace, description: Path, count: int) -> dict
             "num_pages": (options.clients + 2) * PAGES_PER_CLIENT,
         },
         "engine_server": {
-            "num_replicas": count,
+            "num_replicas": options.replicas,
             "ray_actor_options": {"num_cpus": 0, "num_gpus": 1 if options.device == "cuda" else 0},
             "warm_up_tokens": options.warm_up_tokens,
             "graceful_shutdown_timeout_s": 5.0,
@@ -212,7 +207,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=40.0, help="in which requests are sent, each time (40)")
     parser.add_argument("--prompt-tokens", type=interval, default=(60, 250), help="fewest and most (60,250)")
     parser.add_argument("--new-tokens", type=interval, default=(64, 256), help="fewest and most (64,256)")
-    parser.add_argument("--router", choices=("both", "on", "off"), default="both", help="where there is one (both)")
+    parser.add_argument(
+        "--router", choices=("both", "on", "off"), default="both", help="with it, without it or both (both)"
+    )
     parser.add_argument("--mode", choices=tuple(MODES), default="haproxy", help="how Ray Serve takes HTTP (haproxy)")
     parser.add_argument("--ingresses", type=int, default=2, help="replicas of the ingress (2)")
     parser.add_argument("--max-rows", type=int, help="of a pass (two for each client)")

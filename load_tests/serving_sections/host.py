@@ -30,16 +30,30 @@ OBJECT_STORE_BYTES = 200 * 2**20
 
 
 def build(order: dict[str, Any]) -> Application:
-    """The application that ships, with the engine and without the router where an order says so."""
+    """The application that ships, with another engine, fewer replicas or without the router where an order says so.
+
+    An order that differs only in `num_replicas` or `with_router` from the one before leaves the engines as they are.
+    """
     app = build_app(AppConfig.model_validate(order["args"]))
     # The builder takes nothing but its settings, so what it has bound is changed before Serve reads it.
     ingress = app._bound_deployment
-    bound = [value for value in (*ingress.init_args, *ingress.init_kwargs.values()) if isinstance(value, Application)]
-    (engine,) = [item._bound_deployment for item in bound if item._bound_deployment.name == "EngineServer"]
+    values = (*ingress.init_args, *ingress.init_kwargs.values())
+    parts = {part._bound_deployment.name: part for part in values if isinstance(part, Application)}
+    engine = parts["EngineServer"]._bound_deployment
     if order.get("maker") is not None:
         engine.init_kwargs["engine_factory"] = maker(order["maker"], order.get("step_s"))
-    if not order.get("with_router", True):
-        ingress.init_kwargs.pop("router", None)
+    if order.get("num_replicas") is not None:
+        engine = engine.options(num_replicas=order["num_replicas"])
+    with_router = order.get("with_router", True)
+    if not with_router:
+        # The engines keep theirs, and report to it.
+        ingress.init_kwargs["router"] = None
+    # Serve replaces every replica of a deployment whose version it does not know, and without a name each is new.
+    engine_version = json.dumps([order["args"], order.get("maker"), order.get("step_s")], sort_keys=True)
+    parts["EngineServer"]._bound_deployment = engine.options(version=engine_version, _internal=True)
+    router = parts["BlockRouter"]._bound_deployment
+    parts["BlockRouter"]._bound_deployment = router.options(version=engine_version, _internal=True)
+    app._bound_deployment = ingress.options(version=f"{engine_version} {with_router}", _internal=True)
     return app
 
 

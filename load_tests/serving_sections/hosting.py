@@ -77,6 +77,10 @@ class Host:
                 env={
                     **local_cluster_environment(self._marker),
                     **own_haproxy(Path(self._folder.name)),
+                    # Nobody else's load balancer has to learn that an ingress leaves.
+                    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+                    # Where memory is given to a machine as it is used, it always looks nearly full.
+                    "RAY_memory_monitor_refresh_ms": "0",
                     **MODES[mode],
                 },
                 start_new_session=True,
