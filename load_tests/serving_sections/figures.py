@@ -50,7 +50,9 @@ def error_counts(outcomes: Sequence[Outcome]) -> Counter[str]:
     return Counter(outcome.code or "cut" for outcome in outcomes if not outcome.is_ok)
 
 
-def describe(section: Section, outcomes: Sequence[Outcome], **first: str | int | float | None) -> None:
+def describe(
+    section: Section, outcomes: Sequence[Outcome], *, loop: str, client_cpu_share: float | None = None
+) -> None:
     """Add the three tables of a load: what was served, what clients waited for, what went wrong."""
     if not outcomes:
         section.note("no request was sent")
@@ -59,7 +61,7 @@ def describe(section: Section, outcomes: Sequence[Outcome], **first: str | int |
     tokens = sum(outcome.stream.num_tokens or 0 for outcome in outcomes if outcome.is_ok)
     section.add(
         "served",
-        **first,
+        loop=loop,
         requests=len(outcomes),
         ok=sum(outcome.is_ok for outcome in outcomes),
         cut=sum(outcome.is_cut for outcome in outcomes),
@@ -67,8 +69,9 @@ def describe(section: Section, outcomes: Sequence[Outcome], **first: str | int |
         requests_per_s=len(outcomes) / (end - begin),
         tokens_per_s=tokens / (end - begin),
         sent_late_ms=1e3 * max(outcome.sent - outcome.due for outcome in outcomes),
+        client_cpu_share=client_cpu_share,
     )
     for name, seconds in waits(outcomes).items():
-        section.add("what clients waited for", wait=name, **spread(seconds))
+        section.add("what clients waited for", loop=loop, wait=name, **spread(seconds))
     for code, count in sorted(error_counts(outcomes).items()):
-        section.add("errors", code=code, requests=count)
+        section.add("errors", loop=loop, code=code, requests=count)
