@@ -2,7 +2,7 @@
 # make test    everything that has to pass before a change lands
 # make lint    the static half of it
 # make format  let ruff rewrite what it can
-# make serve-config  embed deploy/steerling-8b.yaml, after a change, in k8s/base
+# make k8s-files  renew what k8s/ embeds of deploy/: the deploy file and the alerts
 #
 # Each target installs what it needs into .venv; nothing has to be run before it.
 PYTHON ?= python3
@@ -12,9 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 PYTEST_ARGS ?=
-SERVE_CONFIG ?= k8s/base/serve-config.yaml
+K8S ?= k8s
 
-.PHONY: install install-test serve test lint format serve-config clean
+.PHONY: install install-test serve test lint format k8s-files clean
 install: $(INSTALLED)
 install-test: $(INSTALLED_TEST)
 
@@ -42,6 +42,7 @@ lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy engine serve_app
+	$(BIN)/mypy --strict --namespace-packages --explicit-package-bases -p deploy.grafana
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -50,10 +51,15 @@ format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-serve-config:
-	@{ printf '%s\n' '# Generated from deploy/steerling-8b.yaml by `make serve-config`; change it there.' \
+k8s-files:
+	@mkdir -p $(K8S)/base $(K8S)/components/monitoring
+	@{ printf '%s\n' '# Generated from deploy/steerling-8b.yaml by `make k8s-files`; change it there.' \
 	  'apiVersion: ray.io/v1' 'kind: RayService' 'metadata:' '  name: glassblock' 'spec:' '  serveConfigV2: |'; \
-	  sed 's/^./    &/' deploy/steerling-8b.yaml; } > $(SERVE_CONFIG)
+	  sed 's/^./    &/' deploy/steerling-8b.yaml; } > $(K8S)/base/serve-config.yaml
+	@{ printf '%s\n' '# Generated from deploy/prometheus/alerts.yml by `make k8s-files`; change it there.' \
+	  'apiVersion: monitoring.coreos.com/v1' 'kind: PrometheusRule' 'metadata:' '  name: glassblock' '  labels:' \
+	  '    app.kubernetes.io/name: glassblock' '    release: prometheus' 'spec:'; \
+	  sed 's/^./  &/' deploy/prometheus/alerts.yml; } > $(K8S)/components/monitoring/alerts.yaml
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,10 +7,9 @@ Times of a pass are measured (`python -m load_tests.bench_engine --only pass`) a
 from __future__ import annotations
 
 import argparse
-import bisect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from engine import EngineConfig, EngineError, MemoryPlan, ModelConfig, plan_memo
 
 from .checkpoint import locate
 from .config import BUILDER, AppConfig
+from .routing.pass_times import PassTimes
 
 _GIB = 1024**3
 
@@ -68,21 +68,9 @@ def capacity(model: ModelConfig, engine: EngineConfig, plan: MemoryPlan, workloa
     )
 
 
-def pass_seconds(measured: Mapping[int, float], rows: float) -> float:
-    """Seconds of a pass of `rows` rows: between measured numbers a straight line, beyond them in proportion."""
-    numbers = sorted(measured)
-    if rows <= numbers[0]:
-        return measured[numbers[0]]
-    if rows >= numbers[-1]:
-        return measured[numbers[-1]] * rows / numbers[-1]
-    right = bisect.bisect_left(numbers, rows)
-    low, high = numbers[right - 1], numbers[right]
-    return measured[low] + (measured[high] - measured[low]) * (rows - low) / (high - low)
-
-
-def replica_requests_per_s(measured: Mapping[int, float], found: Capacity) -> float:
+def replica_requests_per_s(pass_seconds: PassTimes, found: Capacity) -> float:
     """Requests a second of one replica that is full."""
-    return found.num_running / (found.rows_per_request * pass_seconds(measured, found.num_running))
+    return found.num_running / (found.rows_per_request * pass_seconds(found.num_running))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,21 +91,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (EngineError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    print("\n".join([plan.table(), "", *_lines(plan, found, workload, options.pass_ms, options.load)]))
+    print("\n".join([plan.table(), "", *_lines(found, workload, options.pass_ms, options.load)]))
     return 0
 
 
-def _lines(
-    plan: MemoryPlan, found: Capacity, workload: Workload, measured: Mapping[int, float] | None, load: float
-) -> list[str]:
+def _lines(found: Capacity, workload: Workload, pass_seconds: PassTimes | None, load: float) -> list[str]:
     lines = [
         f"request  {found.pages_per_request} pages at its end, {found.rows_per_request:.0f} rows in all",
         f"replica  {found.num_running} such requests at once, limited by {found.limit}",
     ]
-    if measured is None:
+    if pass_seconds is None:
         return [*lines, "         for tokens a second and replicas give --pass-ms"]
-    rate = replica_requests_per_s(measured, found)
-    pass_ms = 1000 * pass_seconds(measured, found.num_running)
+    rate = replica_requests_per_s(pass_seconds, found)
+    pass_ms = 1000 * pass_seconds(found.num_running)
     tokens = rate * workload.num_new_tokens
     lines.append(f"         {tokens:.0f} tokens/s, {rate:.2f} requests/s when full, {pass_ms:.1f} ms a pass")
     if workload.requests_per_s is not None:
@@ -157,14 +143,14 @@ def _positive(text: str) -> float:
     return value
 
 
-def _pass_times(text: str) -> dict[int, float]:
+def _pass_times(text: str) -> PassTimes:
     times = {}
     for item in text.split(","):
         rows, _, milliseconds = item.partition(":")
         if not rows.isdecimal() or int(rows) < 1:
             raise argparse.ArgumentTypeError(f"{item!r} must be rows:milliseconds, as in 4:8.0")
         times[int(rows)] = _positive(milliseconds) / 1000
-    return times
+    return PassTimes(sorted(times.items()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -79,8 +79,9 @@ class Completion:
 
     async def answer(self) -> dict[str, Any]:
         """The plain answer, when all of it is there."""
-        async for _ in self._pieces():
-            pass
+        async for pieces in self._pieces():
+            for _ in pieces:
+                pass
         return {
             **self._head,
             "choices": [
@@ -92,15 +93,31 @@ class Completion:
         }
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; the caller closes the completion."""
+        """The answer as server-sent events, those ready together in one piece; the caller closes the completion.
+
+        Every piece costs a message at each process on its way, however small it is.
+        """
         seq = 0
         shows_diffusion = self._options is not None and self._options.include_diffusion != "off"
-        async for piece in self._pieces():
-            if isinstance(piece, TextPiece):
-                yield self._chunk([self._choice(piece.index, piece.text)])
-            else:
-                yield self._diffusion_chunk(seq, piece)
-                seq += 1
+        async for pieces in self._pieces():
+            chunks: list[bytes] = []
+            try:
+                for piece in pieces:
+                    if isinstance(piece, TextPiece):
+                        chunks.append(self._chunk([self._choice(piece.index, piece.text)]))
+                    else:
+                        chunks.append(self._diffusion_chunk(seq, piece))
+                        seq += 1
+            except Exception:
+                # What came before the error is the client's.
+                if chunks:
+                    yield b"".join(chunks)
+                raise
+            if chunks:
+                yield b"".join(chunks)
+        yield b"".join(self._ending(seq, shows_diffusion=shows_diffusion))
+
+    def _ending(self, seq: int, *, shows_diffusion: bool) -> Iterator[bytes]:
         extra = additions(self._choices, self._request, self._checkpoint)
         if shows_diffusion:
             summary = extra.pop("diffusion")
@@ -115,16 +132,15 @@ class Completion:
             yield sse({**self._head, "choices": [], "usage": usage(self._choices)})
         yield DONE
 
-    async def _pieces(self) -> AsyncIterator[Piece]:
+    async def _pieces(self) -> AsyncIterator[Iterator[Piece]]:
+        """One iterator for each batch of events, to be read before the next is asked for."""
         if self._first is None:
             await self.start()
         assert self._first is not None
         index, events = self._first
-        for piece in self._choices[index].take(events):
-            yield piece
+        yield self._choices[index].take(events)
         async for index, events in self._batches:
-            for piece in self._choices[index].take(events):
-                yield piece
+            yield self._choices[index].take(events)
 
     @property
     def _options(self) -> Any:
@@ -154,6 +170,12 @@ async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
 
     Closing it, or an error in one source, closes them all.
     """
+    if len(sources) == 1:
+        # By far the most common case needs no task for each item.
+        async with aclosing(sources[0]) as source:
+            async for item in source:
+                yield 0, item
+        return
     async with AsyncExitStack() as stack:
         for source in sources:
             await stack.enter_async_context(aclosing(source))

@@ -67,7 +67,9 @@ class AutoscalingSettings(StrictModel):
     """How many engine replicas there are, by lanes in use and time in the queue."""
 
     min_replicas: int = Field(default=1, ge=1)
+    """Never fewer, also when nothing runs."""
     max_replicas: int = Field(default=1, ge=1)
+    """Never more, however long the queue; each takes a GPU of its own."""
     target_lane_use: float = Field(default=0.8, gt=0, le=1)
     """Share of all lanes that should be in use. What is left takes what comes while a new replica loads."""
     max_queue_age_s: float = Field(default=1.0, ge=0)
@@ -102,7 +104,7 @@ class EngineServerSettings(LiveEngineServerSettings):
     """The deployment that hosts one engine a replica."""
 
     num_replicas: int = Field(default=1, ge=1)
-    """Replicas, unless there is `autoscaling`."""
+    """Replicas, where there is no `autoscaling`; naming both is an error."""
     autoscaling: AutoscalingSettings | None = None
     """None: `num_replicas` for ever."""
     ray_actor_options: ActorOptions = ActorOptions()
@@ -119,7 +121,16 @@ class EngineServerSettings(LiveEngineServerSettings):
     warm_up_tokens: int = Field(default=8, ge=0)
     """Tokens generated once before the replica says it is ready; 0 skips it."""
     graceful_shutdown_timeout_s: float = Field(default=20.0, ge=0)
-    """How long running requests may go on when the replica is told to leave."""
+    """How long running requests may go on when the replica is told to leave. An ingress replica has as long: the
+    answers that it hands on last no shorter."""
+
+    @model_validator(mode="after")
+    def _check_number(self) -> EngineServerSettings:
+        if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
+            raise ValueError(
+                f"num_replicas is {self.num_replicas} and there is autoscaling, which would ignore it; leave one out"
+            )
+        return self
 
     @property
     def live(self) -> LiveEngineServerSettings:
@@ -152,8 +163,10 @@ class IngressSettings(StrictModel):
     """The deployment that speaks HTTP."""
 
     num_replicas: int = Field(default=1, ge=1)
+    """Replicas; with two or more, one may die."""
     ray_actor_options: ActorOptions = ActorOptions(num_gpus=0)
     max_ongoing_requests: int = Field(default=8192, ge=1)
+    """HTTP requests at once in one replica, those that wait in the router's queue included."""
     ready_timeout_s: float = Field(default=2.0, gt=0)
     """How long `/ready` waits for an engine replica's answer."""
     connect_timeout_s: float = Field(default=2.0, gt=0)

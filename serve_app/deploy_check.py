@@ -96,8 +96,11 @@ def _check_application(application: Mapping[str, Any], path: str, drain_timeout_
     known = known_part(args, AppConfig, f"{path}.args", faults)
     if refused := refusals(AppConfig, known, f"{path}.args"):
         return faults + refused
-    deployments = deployments_of(AppConfig.model_validate(known))
+    settings = AppConfig.model_validate(known)
+    deployments = deployments_of(settings)
     faults += _check_names(overrides, deployments)
+    if settings.engine_server.autoscaling is not None:
+        faults += _check_scaling(overrides, f"{path}.args.engine_server.autoscaling")
     by_name = {str(override.get("name")): override for _, override in overrides}
     faults += _check_shutdown(by_name, deployments, path, drain_timeout_s)
     return faults
@@ -159,6 +162,24 @@ def _check_names(
                 f"{path}.ray_actor_options",
                 f"is {show(dict(options))} without num_gpus; it replaces what the builder reserved ({reserved} GPU) "
                 "as a whole: add num_gpus, or say it under args",
+            )
+
+
+def _check_scaling(overrides: Iterable[tuple[str, Mapping[str, Any]]], said: str) -> Iterator[Fault]:
+    """Overrides of EngineServer that say once more how many replicas there are, beside what stands at `said`."""
+    for path, override in overrides:
+        if override.get("name") != "EngineServer":
+            continue
+        if (number := override.get("num_replicas")) is not None:
+            yield Fault(
+                f"{path}.num_replicas",
+                f"is {show(number)}, which changes nothing where {said} is set; leave one of them out",
+            )
+        if (scaling := override.get("autoscaling_config")) is not None:
+            yield Fault(
+                f"{path}.autoscaling_config",
+                f"is {show(scaling)}, which replaces {said} as a whole, its policy included: Serve would count "
+                "requests in flight instead of lanes in use and time in the queue; say it there",
             )
 
 

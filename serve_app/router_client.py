@@ -64,7 +64,8 @@ class RoutedEngineClient:
     ) -> None:
         # Results travel by gRPC instead of through Ray's object store: a third of the time for each batch.
         self._calls = engine.options(_by_reference=False)
-        self._streams = engine.options(stream=True, _by_reference=False)
+        # Events are plain data: what cloudpickle does beyond pickle is for code, and takes most of its time.
+        self._streams = engine.options(stream=True, _by_reference=False, response_serialization="pickle")
         self._router = None if router is None else router.options(stream=True, _by_reference=False)
         self._router_calls = None if router is None else router.options(_by_reference=False)
         self._block_size = block_size

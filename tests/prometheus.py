@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +11,8 @@ from types import TracebackType
 
 import httpx
 import yaml
+
+from tests.processes import free_port
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "prometheus"
 START_TIMEOUT_S = 60.0
@@ -34,9 +35,7 @@ class Prometheus:
         found |= {"files": [str(discovery)], "refresh_interval": "1s"}
         file = folder / "prometheus.yml"
         file.write_text(yaml.safe_dump(config))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}"
         command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
         self._log = (folder / "log.txt").open("wb")

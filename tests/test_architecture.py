@@ -42,29 +42,29 @@ LEVEL = {
         "__init__": 0,
         "autoscaling": 0,
         "errors": 0,
+        "metrics_table": 0,
         "routing": 0,
+        "strict_keys": 0,
+        "concepts": 1,
         "config": 1,
         "lease_messages": 1,
         "middleware": 1,
-        "strict_keys": 0,
         "schemas": 1,
-        "tokenizer": 1,
-        "concepts": 1,
-        "metrics_table": 0,
-        "telemetry": 1,
         "span_files": 1,
-        "tracing": 2,
-        "engine_spans": 3,
+        "telemetry": 1,
+        "tokenizer": 1,
+        "attribution": 2,
         "lease_desk": 2,
         "replica_choice": 2,
-        "block_router": 3,
-        "replica_reports": 3,
         "streaming": 2,
-        "attribution": 2,
+        "tracing": 2,
         "translation": 2,
-        "disconnect": 3,
-        "rendering": 3,
+        "block_router": 3,
         "checkpoint": 3,
+        "disconnect": 3,
+        "engine_spans": 3,
+        "rendering": 3,
+        "replica_reports": 3,
         "completions": 4,
         "api": 5,
         "router_client": 5,
@@ -152,6 +152,14 @@ def test_imports_point_down(package):
     level = LEVEL[package]
     upward = {f"{a} -> {b}" for a, b in import_edges(package) if level[b] >= level[a]}
     assert not upward, f"a lower layer of {package} imports a higher or equal one: {sorted(upward)}"
+
+
+@pytest.mark.parametrize(("column", "package"), list(enumerate(LEVEL)))
+def test_the_page_shows_each_unit_at_its_level(column, package):
+    _, table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## The layers of the code")
+    rows = re.findall(r"^\| (\d+) \|(.*)\|$", table, flags=re.MULTILINE)
+    shown = {unit: int(level) for level, cells in rows for unit in re.findall(r"`(\w+)`", cells.split("|")[column])}
+    assert shown == {unit: level for unit, level in LEVEL[package].items() if unit != "__init__"}
 
 
 def test_the_engine_knows_no_text_no_http_and_no_ray():

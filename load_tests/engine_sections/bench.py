@@ -224,6 +224,8 @@ def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
             parameter.normal_(std=0.02)
         else:
             parameter.fill_(1.0)
+    if config.weight_sharing:
+        model.transformer.lm_head.weight = model.transformer.embedding.weight
     return model
 
 

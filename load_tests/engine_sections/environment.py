@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,12 @@ def driver() -> str | None:
     return told.splitlines()[0].strip() if told else None
 
 
-def git_commit() -> str | None:
-    """The commit that is checked out, marked where the engine differs from it; None outside git."""
+def git_commit(watched: Sequence[str] = ("engine",)) -> str | None:
+    """The commit that is checked out, marked where a watched folder differs from it; None outside git."""
     commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     if not commit:
         return None
-    changes = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", "engine")
+    changes = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", *watched)
     return commit.strip() + ("+changes" if changes else "")
 
 

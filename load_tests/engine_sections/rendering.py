@@ -6,7 +6,7 @@ A column's unit and number of digits follow from its figure's name, so that ever
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,9 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [line(head), "| " + " | ".join(rule) + " |", *map(line, body)]
 
 
-def text_section(name: str, section: dict[str, Any]) -> list[str]:
+def text_section(name: str, section: dict[str, Any], titles: Mapping[str, str] = TITLES) -> list[str]:
     """One section for a terminal."""
-    title = f"{TITLES[name]}  [{name}, {section['took_s']:.0f} s]"
+    title = f"{titles[name]}  [{name}, {section['took_s']:.0f} s]"
     lines = ["", title, "=" * len(title)]
     if section["status"] != "ok":
         lines.append(f"{section['status']}: {section['reason']}")

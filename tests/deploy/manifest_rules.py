@@ -29,81 +29,6 @@ PART_OF = {"app.kubernetes.io/part-of": "glassblock"}
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 
-_LABEL = {"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}
-_LABELS = {"type": "object", "additionalProperties": {"type": "string"}}
-
-
-def _strict(properties: Object, *required: str) -> Object:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-_RELABELING = _strict(
-    {
-        "action": {"enum": ["replace", "keep", "drop", "hashmod", "labelmap", "labeldrop", "labelkeep"]},
-        "sourceLabels": {"type": "array", "items": _LABEL},
-        "targetLabel": _LABEL,
-        "separator": {"type": "string"},
-        "regex": {"type": "string"},
-        "replacement": {"type": "string"},
-    }
-)
-POD_MONITOR = _strict(
-    {
-        "apiVersion": {"const": "monitoring.coreos.com/v1"},
-        "kind": {"const": "PodMonitor"},
-        "metadata": _strict({"name": {"type": "string"}, "namespace": {"type": "string"}, "labels": _LABELS}, "name"),
-        "spec": _strict(
-            {
-                "jobLabel": {"type": "string"},
-                "namespaceSelector": _strict({"any": {"type": "boolean"}, "matchNames": {"type": "array"}}),
-                "selector": _strict({"matchLabels": _LABELS}),
-                "podMetricsEndpoints": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": _strict(
-                        {
-                            "port": {"type": "string"},
-                            "path": {"type": "string"},
-                            "scheme": {"enum": ["http", "https"]},
-                            "interval": {"type": "string", "pattern": r"^\d+(ms|s|m|h)$"},
-                            "scrapeTimeout": {"type": "string", "pattern": r"^\d+(ms|s|m|h)$"},
-                            "honorLabels": {"type": "boolean"},
-                            "relabelings": {"type": "array", "items": _RELABELING},
-                            "metricRelabelings": {"type": "array", "items": _RELABELING},
-                        },
-                        "port",
-                    ),
-                },
-            },
-            "selector",
-            "podMetricsEndpoints",
-        ),
-    },
-    "apiVersion",
-    "kind",
-    "metadata",
-    "spec",
-)
-"""The part of the Prometheus operator's PodMonitor that we have a use for."""
-
-
-def made_strict(schema: Any) -> Any:
-    """A definition's schema in which a key that is not listed is an error, unless the definition wants it kept."""
-    if isinstance(schema, list):
-        return [made_strict(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    made = {key: made_strict(value) for key, value in schema.items()}
-    is_object = isinstance(schema.get("properties"), Mapping) and schema.get("type") == "object"
-    if is_object and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    return made
-
 
 def one(objects: list[Object], kind: str) -> Object:
     """The only object of a kind."""
@@ -185,6 +110,7 @@ def broken_ties(objects: list[Object]) -> Iterator[str]:
     if str(container(groups(service)["head"]).get("image", "")).endswith(":latest"):
         yield "an image named latest changes under a running cluster"
     yield from _too_few_workers(service, config)
+    yield from _on_the_head(service, config)
     yield from _ports_nobody_has(objects)
 
 
@@ -276,6 +202,19 @@ def _too_few_workers(service: Object, config: Object) -> Iterator[str]:
             surge = -(-most * override.get("max_surge_percent", 0) // 100)
             if (wanted := (most + surge) * (options.get("num_gpus") or 0)) > offered:
                 yield f"{name} may want {wanted:.0f} GPU, and the worker groups offer {offered} at most"
+
+
+def _on_the_head(service: Object, config: Object) -> Iterator[str]:
+    """Serve places a replica that asks for nothing anywhere, and the head must serve nothing."""
+    offered = groups(service)["head"].get("rayStartParams", {}).get("num-cpus")
+    if offered != "0":
+        yield f"head offers {offered} CPU to replicas; it must be 0"
+    for application in config["applications"]:
+        overrides = {each["name"]: each for each in application.get("deployments", [])}
+        for name, deployment in deployments_of(AppConfig.model_validate(application["args"])).items():
+            options = overrides.get(name, {}).get("ray_actor_options") or deployment.ray_actor_options or {}
+            if not options.get("num_cpus") and not options.get("num_gpus"):
+                yield f"{name} asks for no CPU and no GPU, and may be placed on the head"
 
 
 def _ports_nobody_has(objects: list[Object]) -> Iterator[str]:

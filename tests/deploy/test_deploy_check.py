@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.serve._private.application_state import override_deployment_info
+from ray.serve._private.deployment_info import DeploymentInfo
+from ray.serve.schema import ServeApplicationSchema
 
-from serve_app.deploy_check import DeployFileError, check, load, main
+from serve_app.config import AppConfig
+from serve_app.deploy_check import DeployFileError, check, deployments_of, load, main
 from serve_app.run import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +170,43 @@ def test_actor_options_that_take_away_the_gpu_are_a_fault():
     (fault,) = faults(planted("applications.0.deployments.0.ray_actor_options", {"num_cpus": 4}))
     assert "without num_gpus" in fault
     assert faults(planted("applications.0.deployments.0.ray_actor_options", {"num_cpus": 4, "num_gpus": 1})) == []
+
+
+def test_scaling_is_said_once():
+    """Serve takes an override's autoscaling_config as a whole: the policy would be gone, and nobody told."""
+    content = planted("applications.0.args.engine_server.autoscaling", {"max_replicas": 4})
+    number, scaling = faults(content)
+    place = "applications[0].args.engine_server.autoscaling"
+    assert number.startswith("applications[0].deployments[0].num_replicas: is 'auto', which changes nothing")
+    assert scaling.startswith("applications[0].deployments[0].autoscaling_config: is {'min_replicas': 2")
+    assert f"replaces {place} as a whole" in scaling and f"where {place} is set" in number
+    content["applications"][0]["deployments"][0]["name"] = "Ingress"
+    content["applications"][0]["deployments"][0]["ray_actor_options"] = {"num_cpus": 1}
+    assert faults(content) == [], "other deployments scale as they like"
+
+
+@pytest.mark.parametrize(
+    ("override", "policy"),
+    [
+        ({"max_surge_percent": 25}, "serve_app.autoscaling.LanePolicy"),
+        ({"num_replicas": 2}, "serve_app.autoscaling.LanePolicy"),
+        ({"autoscaling_config": {"max_replicas": 4}}, "ray.serve.autoscaling_policy:default_autoscaling_policy"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_serve_makes_of_an_override_what_the_check_says(override, policy):
+    settings = AppConfig.model_validate({"engine": {"device": "cpu"}, "engine_server": {"autoscaling": {}}})
+    deployment = deployments_of(settings)["EngineServer"]
+    built = DeploymentInfo(
+        deployment_config=deployment._deployment_config,
+        replica_config=deployment._replica_config,
+        start_time_ms=0,
+        deployer_job_id="none",
+    )
+    said = {"import_path": "serve_app.app:build_app", "deployments": [{"name": "EngineServer", **override}]}
+    made = override_deployment_info({"EngineServer": built}, ServeApplicationSchema.model_validate(said))
+    scaling = made["EngineServer"].deployment_config.autoscaling_config
+    assert scaling.policy.policy_function == policy
 
 
 def test_an_ingress_that_is_cut_before_the_engines_is_a_fault():

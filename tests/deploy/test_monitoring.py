@@ -31,7 +31,7 @@ def test_the_files_are_what_the_generator_makes():
     assert {file.name for file in build.FOLDER.iterdir()} == {f"{d.uid}.json" for d in build.DASHBOARDS}
 
 
-def test_the_check_tells_a_file_that_differs(tmp_path, monkeypatch, capsys):
+def test_the_check_tells_a_file_that_differs(monkeypatch, capsys):
     monkeypatch.setattr(build, "FOLDER", build.ROOT / "deploy" / "grafana" / "nowhere")
     assert build.main(["--check"]) == 1
     assert "would change deploy/grafana/nowhere/glassblock-blocks.json" in capsys.readouterr().out

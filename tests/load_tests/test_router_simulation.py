@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -376,3 +377,11 @@ def test_the_command_shows_a_file_and_writes_between_the_marks(result, tmp_path,
     assert "p95 of the time to the first block, 2 replicas" in shown
     assert written.startswith(f"before\n{page.BEGIN}\n`python -m") and written.endswith(f"{page.END}\nafter\n")
     assert "old" not in written.split("\n")[2] and "| block router" in written
+
+
+def test_the_page_shows_the_figures_of_the_file_beside_it(tmp_path):
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    copy = tmp_path / "page.md"
+    copy.write_text((docs / "routing.md").read_text())
+    page.write_markdown(json.loads((docs / "routing.json").read_text()), copy)
+    assert copy.read_text() == (docs / "routing.md").read_text()

@@ -62,7 +62,7 @@ async def test_one_concept_is_found_by_its_id(server):
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "concept_not_found")
 
 
-async def test_top_tokens_tell_token_and_alignment(server, served):
+async def test_top_tokens_tell_token_and_alignment(server):
     answer = (await server().get("/v1/concepts/2/top_tokens", k=3)).json()
     assert answer["concept"] == {"id": 2, "name": "Music"}
     assert [item["token_id"] for item in answer["data"]] == [2, 3, 4]

@@ -5,8 +5,9 @@ import yaml
 
 from engine import Engine, EngineConfig, InvalidConfig, ModelConfig, plan_memory
 from engine.runner.memory import MemoryPlan
-from serve_app.capacity import Workload, capacity, main, pass_seconds, replica_requests_per_s
+from serve_app.capacity import Workload, capacity, main, replica_requests_per_s
 from serve_app.config import BUILDER, DEMO_CHECKPOINT
+from serve_app.routing.pass_times import PassTimes
 from tests.checkpoints import EOT
 
 GIB = 2**30
@@ -70,16 +71,11 @@ def test_a_request_beyond_the_context_is_refused(model):
         capacity(model, EngineConfig(), plan(100), workload)
 
 
-def test_pass_times_lie_on_lines_between_measured_ones():
-    measured = {1: 4.0, 2: 5.0, 4: 8.0}
-    assert [pass_seconds(measured, rows) for rows in (1, 2, 3, 4, 8)] == [4.0, 5.0, 6.5, 8.0, 16.0]
-
-
 def test_a_full_replica_serves_its_rows_over_the_time_of_its_passes(model):
     found = capacity(
         model, EngineConfig(max_rows=4), plan(100), Workload(num_prompt_tokens=0, num_new_tokens=64, tokens_per_step=1)
     )
-    assert replica_requests_per_s({4: 0.01}, found) == pytest.approx(4 / (64 * 0.01))
+    assert replica_requests_per_s(PassTimes(((4, 0.01),)), found) == pytest.approx(4 / (64 * 0.01))
 
 
 def test_the_command_prints_memory_requests_and_replicas(tmp_path, capsys):

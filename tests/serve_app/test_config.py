@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ({"router": {"max_queue": 4}}, "router.max_queue"),
         ({"engine_server": {"autoscaling": {"min_replicas": 3, "max_replicas": 2}}}, "at least min_replicas 3"),
         ({"engine_server": {"autoscaling": {"target_ongoing_requests": 2}}}, "target_ongoing_requests"),
+        ({"engine_server": {"autoscaling": {}, "num_replicas": 2}}, "num_replicas is 2 and there is autoscaling"),
     ],
 )
 def test_a_wrong_key_or_value_is_an_error_that_names_it(args, named):

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,18 +25,13 @@ from deploy.grafana.build import DASHBOARDS, alert_rules, metrics_in
 from engine import ModelConfig
 from serve_app.config import DEMO_CHECKPOINT
 from serve_app.run import cluster_processes
+from tests.processes import free_port
 from tests.prometheus import Prometheus, is_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 240.0
 TIMEOUT_S = 120.0
 PROMPT = "a person who"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

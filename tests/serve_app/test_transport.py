@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,25 +18,10 @@ from serve_app.config import EngineServerSettings, IngressSettings
 from serve_app.engine_server import EngineServer
 from serve_app.ingress import Ingress
 from tests.fakes import scripted_engine, slow_engine
+from tests.processes import DEADLINE_S, eventually
+from tests.serve_app.cluster import local_serve
 
-DEADLINE_S = 60.0
 NO_CPU = {"num_cpus": 0}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def eventually(check: Callable[[], bool]) -> bool:
-    """Whether `check` comes true before the deadline."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        if check():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def application(folder: Path, factory: Callable, *, ready_timeout_s: float = 30.0):
@@ -55,20 +38,8 @@ def application(folder: Path, factory: Callable, *, ready_timeout_s: float = 30.
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The URL of a Serve instance of our own."""
-    port = free_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        root = str(Path(__file__).resolve().parents[2])
-        patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        try:
-            serve.start(http_options={"host": "127.0.0.1", "port": port})
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
-            ray.shutdown()
+    with local_serve() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
