@@ -41,7 +41,7 @@ logger = logging.getLogger("ray.serve")
 LIVE_SETTINGS = frozenset({"max_queue", "max_queue_per_tenant"})
 """Settings that `user_config` may change while requests wait."""
 GONE_S = 2.0
-"""A replica that somebody found gone is not heard for so long: what it sent before, or while it drains, is void."""
+"""A replica that somebody found gone is not heard for so long: what it sent before, or while it leaves, is void."""
 _SHORTEST_WAKE_S = 0.001
 
 Waiting = asyncio.Future[Assigned | Rejected]

@@ -160,11 +160,6 @@ class EngineServer:
         """What the engine uses now."""
         return asdict(await self._engine.stats())
 
-    async def drain(self) -> None:
-        """Take no more leases from now on; what runs goes on, and so does what comes without a lease."""
-        self._desk.is_draining = True
-        self._engine.ask_load()
-
     async def check_health(self) -> None:
         """Called by Serve: a replica whose engine stopped or hangs is replaced."""
         self._start_reporting(asyncio.get_running_loop())
@@ -196,7 +191,7 @@ class EngineServer:
         clock = clock_of(make_report(load, self._desk, number=0))
         if self._desk.load_age_s > SILENT_S:
             # Its boundaries have all passed, so it would look the idlest of all.
-            clock = replace(clock, num_lanes_free=0, boundaries_s=(), is_draining=True)
+            clock = replace(clock, num_lanes_free=0, boundaries_s=(), is_silent=True)
         stats = publish_clock(clock, time.time() - self._desk.load_age_s)
         if clock.num_running or {**stats, "read_at": 0} != {**self._stats, "read_at": 0}:
             # What an idle replica says stays as it is, or every process would be told twice a second.

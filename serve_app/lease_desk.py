@@ -21,7 +21,6 @@ class LeaseDesk:
         """`grace_s`: a lane that comes free within this is as good as free."""
         self.replica_id = replica_id
         self.grace_s = grace_s
-        self.is_draining = False
         self._clock = clock
         self._load: EngineLoad | None = None
         self._load_at = 0.0
@@ -64,8 +63,6 @@ class LeaseDesk:
         if lease.replica_id != self.replica_id:
             return RefusalReason.WRONG_REPLICA
         self._settled.append(lease.lease_id)
-        if self.is_draining:
-            return RefusalReason.DRAINING
         return None if self._has_room(num_pages, prefix_keys) else RefusalReason.NO_ROOM
 
     def take(self, request_id: str, num_pages: int) -> None:

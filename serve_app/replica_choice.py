@@ -30,7 +30,7 @@ def publish_clock(clock: ReplicaClock, now_s: float) -> dict[str, Any]:
         "num_waiting": clock.num_waiting,
         "num_running": clock.num_running,
         "boundaries_s": list(clock.boundaries_s),
-        "is_draining": clock.is_draining,
+        "is_silent": clock.is_silent,
     }
 
 
@@ -50,7 +50,7 @@ def read_clock(replica_id: str, stats: dict[str, Any], now_s: float, num_sent: i
         boundaries_s=tuple(stats["boundaries_s"]),
         # Machines' clocks may disagree: then the news is taken as fresh.
         age_s=min(max(now_s - stats["read_at"], 0.0), _OLDEST_CLOCK_S),
-        is_draining=stats["is_draining"],
+        is_silent=stats["is_silent"],
     )
 
 

@@ -42,7 +42,6 @@ def make_report(
         prefixes_removed=short_keys(load.prefixes.removed),
         has_all_prefixes=load.prefixes.is_everything,
         settled_leases=settled_leases,
-        is_draining=desk.is_draining,
     )
 
 

@@ -74,8 +74,6 @@ class ReplicaReport:
     """`prefixes_added` is everything there is, not what came since."""
     settled_leases: tuple[str, ...] = ()
     """Leases that it has taken or refused since the report before."""
-    is_draining: bool = False
-    """It takes nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -222,7 +222,7 @@ class RoutingPolicy:
     def _claim(self, waiting: Waiting, work: Work, allowed: list[Replica]) -> None:
         """Keep others from the replica that is nearest to having the pages it needs."""
         claimed = self._replicas.get(waiting.claimed_replica or "")
-        if claimed is not None and not claimed.report.is_draining and claimed.heard_until_s >= self._now_s:
+        if claimed is not None and claimed.heard_until_s >= self._now_s:
             return
         self._release_claim(waiting)
         if allowed:

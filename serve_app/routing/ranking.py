@@ -30,7 +30,8 @@ class ReplicaClock:
     """When lanes come free: the ends of running sequences' last blocks, rising."""
     age_s: float = 0.0
     """How old this is where it is read."""
-    is_draining: bool = False
+    is_silent: bool = False
+    """Its engine has not said its load for too long: it hangs, and what is said here is no longer so."""
 
 
 def clock_of(report: ReplicaReport, age_s: float = 0.0) -> ReplicaClock:
@@ -46,7 +47,6 @@ def clock_of(report: ReplicaReport, age_s: float = 0.0) -> ReplicaClock:
         num_running=len(report.running),
         boundaries_s=tuple(ends),
         age_s=age_s,
-        is_draining=report.is_draining,
     )
 
 
@@ -63,7 +63,7 @@ def starts_in_s(clock: ReplicaClock) -> float:
 def rank_replicas(clocks: Iterable[ReplicaClock], request: RouteRequest, *, block_size: int = BLOCK_SIZE) -> list[str]:
     """Replica ids, best first: soonest start, then pages for the prompt, fewest requests there, most pages.
 
-    Those that drain come last: they are asked only if there is nobody else.
+    Those whose engine is silent come last: they are asked only if there is nobody else.
     """
     num_pages = max(request.num_prompt_tokens // block_size, len(request.prefix_keys)) + 1
 
@@ -71,6 +71,6 @@ def rank_replicas(clocks: Iterable[ReplicaClock], request: RouteRequest, *, bloc
         # Sequences whose boundary has passed since are gone.
         num_there = clock.num_running + clock.num_waiting - bisect_right(clock.boundaries_s, clock.age_s)
         lacks_pages = clock.num_pages_free < num_pages
-        return (clock.is_draining, lacks_pages, starts_in_s(clock), num_there, -clock.num_pages_free, clock.replica_id)
+        return (clock.is_silent, lacks_pages, starts_in_s(clock), num_there, -clock.num_pages_free, clock.replica_id)
 
     return [clock.replica_id for clock in sorted(clocks, key=order)]

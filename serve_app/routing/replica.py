@@ -246,9 +246,7 @@ class Replica:
         # Those of the sequences at whose ends the lane comes free.
         coming = self._pages_at_end[-free] if free <= 0 and -free < len(self._ends_s) else 0
         self._num_pages_available = self.report.num_pages_free + coming - promised
-        if self.report.is_draining:
-            self.opens_s = NEVER
-        elif free > 0:
+        if free > 0:
             self.opens_s = -NEVER
         elif -free < len(self._ends_s):
             self.opens_s = self._ends_s[-free] - self._settings.release_ahead_s

@@ -163,14 +163,11 @@ async def test_what_has_no_lane_is_refused_and_nothing_of_it_is_begun(replica):
     assert (await anext(server.take(request(), ROUTE, LEASE))) == Welcome("local")
 
 
-async def test_another_replicas_lease_and_any_while_draining_are_refused(replica):
+async def test_another_replicas_lease_is_refused_and_a_request_without_one_is_not(replica):
     server, _ = replica()
     await told(server)
     other = Lease(lease_id="l2", request_id="r", replica_id="other", expected_start_s=0.0)
     assert (await anext(server.take(request(), ROUTE, other))).reason is RefusalReason.WRONG_REPLICA
-    await server.drain()
-    assert (await anext(server.take(request(), ROUTE, LEASE))).reason is RefusalReason.DRAINING
-    # Whoever comes without a lease was sent by Serve, which knows who leaves.
     assert await anext(server.take(request(), ROUTE, None)) == Welcome("local")
 
 
@@ -235,14 +232,14 @@ async def test_a_replica_whose_engine_hangs_is_the_last_to_be_chosen_without_the
     it and nobody else, after which the ingress refused everything."""
     server, engine = replica(coalesce_interval_s=0)
     await told(server)
-    assert not server.record_routing_stats()["is_draining"]
+    assert not server.record_routing_stats()["is_silent"]
     engine.ask_load = lambda **options: None
     server._desk._clock = lambda: time.monotonic() + SILENT_S
     hanging = server.record_routing_stats()
     clocks = [read_clock("a", hanging, time.time(), 0), read_clock("b", {}, time.time(), 9)]
     assert rank_replicas(clocks, ROUTE) == ["b", "a"]
     server._reporter.take(engine.load())
-    assert not server.record_routing_stats()["is_draining"]
+    assert not server.record_routing_stats()["is_silent"]
 
 
 @pytest.mark.parametrize("config", [{"coalesce_interval_s": -1}, {"max_waitin": 1}], ids=str)

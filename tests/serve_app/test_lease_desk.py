@@ -128,11 +128,6 @@ def test_another_replicas_lease_is_refused_and_not_settled(desk):
     assert desk.take_settled() == ()
 
 
-def test_who_drains_takes_nothing(desk):
-    desk.is_draining = True
-    assert desk.refusal(lease(), 1, ()) is RefusalReason.DRAINING
-
-
 def test_every_lease_that_was_answered_is_told_once(desk):
     desk.refusal(lease(1), 1, ())
     desk.refusal(lease(2), 99, ())

@@ -414,11 +414,10 @@ def test_a_silent_replica_gets_nothing():
     assert assigned(router.report(report_of("a", 2))) == [("r", "a")]
 
 
-def test_a_draining_replica_gets_nothing_and_a_dead_one_neither():
+def test_a_dead_replica_gets_nothing():
     router = Router()
-    router.report(report_of("a", is_draining=True))
-    router.report(report_of("b"))
-    router.policy.handle(ReplicaGone("b"), router.now_s)
+    router.report(report_of("a"))
+    router.policy.handle(ReplicaGone("a"), router.now_s)
     router.policy.handle(ReplicaGone("never heard of"), router.now_s)
     assert router.submit("r") == []
 

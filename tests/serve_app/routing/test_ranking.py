@@ -38,14 +38,14 @@ def test_those_who_wait_there_take_the_first_lanes():
     assert starts_in_s(clock("x", num_lanes_free=0, num_waiting=2, boundaries_s=(0.1, 0.2))) == float("inf")
 
 
-def test_a_replica_without_pages_for_the_prompt_comes_later_and_a_draining_one_last():
+def test_a_replica_without_pages_for_the_prompt_comes_later_and_a_silent_one_last():
     clocks = [
-        clock("drains", is_draining=True),
+        clock("silent", is_silent=True),
         clock("no-pages", num_pages_free=3),
         clock("busy", num_lanes_free=0),
     ]
-    assert rank_replicas(clocks, request_of("r", num_prompt_tokens=64 * 3)) == ["busy", "no-pages", "drains"]
-    assert rank_replicas(clocks, request_of("r", num_prompt_tokens=64 * 2)) == ["no-pages", "busy", "drains"]
+    assert rank_replicas(clocks, request_of("r", num_prompt_tokens=64 * 3)) == ["busy", "no-pages", "silent"]
+    assert rank_replicas(clocks, request_of("r", num_prompt_tokens=64 * 2)) == ["no-pages", "busy", "silent"]
 
 
 def test_among_replicas_with_room_the_one_with_fewest_sequences_is_first():
