@@ -154,7 +154,7 @@ class RoutedEngineClient:
             lease = None if is_last and num_tries > 1 else await self._lease(again, returned)
             has_sent = is_finished = False
             replica_id = lease.replica_id if lease is not None else ""
-            span.leased(replica_id or None)
+            span.leased(lease)
             try:
                 async with self._open(request, again, lease, span) as (first, batches):
                     replica_id = first.replica_id

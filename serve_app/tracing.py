@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine import Event, Finished
 
 from .config import TelemetrySettings
+from .routing.messages import Lease
 from .span_files import SpanFile
 
 FLUSH_MS = 1000
@@ -148,10 +149,16 @@ class RouteSpan:
         _W3C.inject(carrier, trace.set_span_in_context(self._span))
         return TraceContext(carrier["traceparent"], self._request_id)
 
-    def leased(self, replica_id: str | None) -> None:
+    def leased(self, lease: Lease | None) -> None:
         """The router has decided, or, with None, was not there to ask."""
-        if self._span.is_recording():
-            self._span.add_event("chosen without the router" if replica_id is None else "leased", _named(replica_id))
+        if not self._span.is_recording():
+            return
+        if lease is None:
+            self._span.add_event("chosen without the router")
+            return
+        self._span.add_event("leased", {**_named(lease.replica_id), "lease_id": lease.lease_id})
+        # Those of the last lease stay: the one that was taken.
+        self._span.set_attributes({"group": lease.group, "expected_start_s": lease.expected_start_s})
 
     def refused(self, replica_id: str, reason: str) -> None:
         """A replica did not take the request."""

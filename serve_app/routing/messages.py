@@ -85,6 +85,8 @@ class Lease:
     replica_id: str
     expected_start_s: float
     """From now: 0 where the replica has room, else the boundary at which it should have."""
+    group: str
+    """The same for all leases that were let go together, at one boundary: their requests share the passes to come."""
 
 
 class AssignmentReason(Enum):

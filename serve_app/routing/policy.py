@@ -65,6 +65,7 @@ class RoutingPolicy:
         self._claims: dict[str, Waiting] = {}  # by replica
         self._assigned_s: deque[float] = deque(maxlen=_NUM_RATE_SAMPLES)
         self._num_leases = 0
+        self._num_releases = 0
         self._now_s = -NEVER
         self._decisions: list[Decision] = []
 
@@ -87,6 +88,7 @@ class RoutingPolicy:
         """
         self._now_s = max(self._now_s, now_s)
         self._decisions = []
+        self._num_releases += 1
         submitted = None
         match event:
             case Submitted(request):
@@ -239,6 +241,7 @@ class RoutingPolicy:
             request_id=request.request_id,
             replica_id=replica.id,
             expected_start_s=replica.starts_in_s(self._now_s),
+            group=f"{self._lease_prefix}{self._num_releases}-{replica.id}",
         )
         replica.promise(lease, self._num_leases, work.num_prompt_blocks, self._now_s)
         self._assigned_s.append(self._now_s)

@@ -228,8 +228,8 @@ def test_clients_at_once_get_the_answers_they_get_alone(url):
     assert together == alone
 
 
-def spans_of(folder: Path, request_id: str) -> list[tuple[str, str, str, dict[str, str]]]:
-    """(kind of process, trace id, name, attributes) of what was written about a request."""
+def spans_of(folder: Path, request_id: str, only: str | None = None) -> list[tuple[str, str, str, dict[str, str]]]:
+    """(kind of process, trace id, name, attributes) of what was written about a request, `only` under that name."""
     found = []
     for file in folder.glob("*.jsonl"):
         # The last line may be half written.
@@ -237,7 +237,7 @@ def spans_of(folder: Path, request_id: str) -> list[tuple[str, str, str, dict[st
             resources = json.loads(line)["resourceSpans"] if line.endswith("\n") else []
             for span in (span for resource in resources for span in resource["scopeSpans"][0]["spans"]):
                 attributes = {item["key"]: next(iter(item["value"].values())) for item in span["attributes"]}
-                if attributes.get("request_id") == request_id:
+                if attributes.get("request_id") == request_id and only in (None, span["name"]):
                     found.append((file.name.partition("-")[0], span["traceId"], span["name"], attributes))
     return found
 
@@ -259,6 +259,30 @@ def test_a_request_is_found_in_traces_by_its_id_from_http_to_its_blocks(url, tra
     assert int(engine["tokens"]) == answer.json()["usage"]["completion_tokens"]
     steps = [int(attributes["last_step"]) for _, _, name, attributes in spans if name == "block"]
     assert max(steps) + 1 == answer.json()["diffusion"]["denoising_steps"]
+
+
+def test_traces_show_which_requests_were_let_go_together(url, trace_folder):
+    """Twice as many as there are lanes: those that wait are sent where lanes come free at one boundary."""
+    body = {"prompt": PROMPT, "max_tokens": 30, "seed": 1, "diffusion": {"tokens_per_step": 2}}
+
+    def sent(name: str) -> str:
+        headers = {"x-request-id": name}
+        httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S).raise_for_status()
+        return name
+
+    sizes: list[int] = []
+    end = time.monotonic() + TIMEOUT_S
+    while max(sizes, default=0) < 2:
+        assert time.monotonic() < end, sizes
+        with ThreadPoolExecutor(8) as clients:
+            names = list(clients.map(sent, [f"{time.monotonic_ns()}-{number}" for number in range(8)]))
+        groups: list[str] = []
+        while len(groups) < len(names):
+            assert time.monotonic() < end, groups
+            time.sleep(0.2)
+            routes = [spans_of(trace_folder, name, "route") for name in names]
+            groups = [attributes["group"] for spans in routes for _, _, _, attributes in spans]
+        sizes = sorted(groups.count(group) for group in set(groups))
 
 
 def test_bad_input_is_refused_by_name_and_the_server_goes_on(url):

@@ -56,7 +56,7 @@ def replica(folder):
     return make
 
 
-LEASE = Lease(lease_id="l1", request_id="r", replica_id="local", expected_start_s=0.0)
+LEASE = Lease(lease_id="l1", request_id="r", replica_id="local", expected_start_s=0.0, group="g")
 ROUTE = RouteRequest(request_id="r", num_prompt_tokens=2, max_tokens=40)
 
 
@@ -166,7 +166,7 @@ async def test_what_has_no_lane_is_refused_and_nothing_of_it_is_begun(replica):
 async def test_another_replicas_lease_is_refused_and_a_request_without_one_is_not(replica):
     server, _ = replica()
     await told(server)
-    other = Lease(lease_id="l2", request_id="r", replica_id="other", expected_start_s=0.0)
+    other = Lease(lease_id="l2", request_id="r", replica_id="other", expected_start_s=0.0, group="g")
     assert (await anext(server.take(request(), ROUTE, other))).reason is RefusalReason.WRONG_REPLICA
     assert await anext(server.take(request(), ROUTE, None)) == Welcome("local")
 

@@ -33,7 +33,7 @@ def block(request_id: str, steps_left: int = 50, blocks_left: int = 0, pages: in
 
 
 def lease(number: int = 1, replica_id: str = "here") -> Lease:
-    return Lease(lease_id=f"l{number}", request_id="r", replica_id=replica_id, expected_start_s=0.0)
+    return Lease(lease_id=f"l{number}", request_id="r", replica_id=replica_id, expected_start_s=0.0, group="g")
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 def lease(replica: str, number: int = 1) -> Lease:
-    return Lease(lease_id=f"l{number}", request_id="r", replica_id=replica, expected_start_s=0.0)
+    return Lease(lease_id=f"l{number}", request_id="r", replica_id=replica, expected_start_s=0.0, group="g")
 
 
 async def test_a_request_goes_where_its_lease_says():

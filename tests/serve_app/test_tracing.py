@@ -24,6 +24,7 @@ from serve_app.api import Service, create_api
 from serve_app.config import Limits, TelemetrySettings
 from serve_app.engine_server import log_end
 from serve_app.engine_spans import EngineSpans, with_engine_spans
+from serve_app.routing.messages import Lease
 from serve_app.span_files import SpanFile, to_otlp
 from serve_app.tracing import NO_TRACER, RouteSpan, TraceContext, make_tracer
 from tests.fakes import FakeEngine
@@ -243,6 +244,9 @@ async def test_closing_what_is_watched_closes_the_engines_batches(recorded):
     assert recorded.one("engine").attributes["cancelled"] is True
 
 
+LEASE = Lease(lease_id="l1", request_id="r", replica_id="replica-1", expected_start_s=0.25, group="g1")
+
+
 class TracedClient(DirectClient):
     """Routes to the one engine there is, as the client of an ingress does."""
 
@@ -252,7 +256,7 @@ class TracedClient(DirectClient):
 
     async def generate(self, request, caller=None):
         span = RouteSpan(self._tracer, request.request_id)
-        span.leased("replica-1")
+        span.leased(LEASE)
         span.refused("replica-1", "no_room")
         span.leased(None)
         watched = with_engine_spans(super().generate(request), self._tracer, span.context, request.request_id)
@@ -289,6 +293,7 @@ async def test_a_request_is_one_trace_from_its_caller_to_its_blocks(app, recorde
     route, engine = recorded.one("route"), recorded.one("engine")
     assert parent_of(route) == id_of(http)
     assert [event.name for event in route.events] == ["leased", "refused", "chosen without the router"]
+    assert (route.attributes["group"], route.attributes["expected_start_s"]) == ("g1", 0.25)
     assert (route.attributes["replica"], route.attributes["tries"]) == ("replica-2", 2)
     assert recorded.named("block")
     assert {span.attributes["request_id"] for span in recorded.spans} == {"mine"}

@@ -462,3 +462,13 @@ def test_settings_name_what_is_wrong_with_them():
 
 def test_a_request_is_plain_and_can_be_compared():
     assert request_of("r") == request_of("r")
+
+
+def test_requests_let_go_together_are_of_one_group():
+    router = Router()
+    router.submit("r1")
+    router.submit("r2")
+    together = [d.lease.group for d in router.report(report_of("a")) if isinstance(d, Assigned)]
+    later = lease_of(router.submit("r3")).lease.group
+    assert len(together) == 2 and len(set(together)) == 1
+    assert later not in together
