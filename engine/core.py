@@ -20,7 +20,7 @@ from .decoding.attribution import top_tokens
 from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, NonFiniteLogits, Unsupported
 from .lifecycle import Life, Measurements
-from .load import EngineLoad, PassTimes, measure
+from .load import EngineLoad, PassAverages, measure
 from .metrics import NullRecorder, Recorder
 from .model.steerling import SteerlingModel
 from .output import (
@@ -138,7 +138,7 @@ class Engine:
         is_async = self.config.async_scheduling
         self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
         self._num_arrived = 0
-        self._pass_times = PassTimes()
+        self._pass_averages = PassAverages()
 
     @classmethod
     def from_checkpoint(
@@ -181,7 +181,7 @@ class Engine:
         Prefixes are told once: those that came and went since the last call, or all that are offered now.
         """
         return measure(
-            self.scheduler, self._pass_times, num_lanes=self.config.num_lanes, with_all_prefixes=with_all_prefixes
+            self.scheduler, self._pass_averages, num_lanes=self.config.num_lanes, with_all_prefixes=with_all_prefixes
         )
 
     def generate(self, requests: Iterable[GenerateRequest]) -> list[Output]:
@@ -390,7 +390,7 @@ class Engine:
         outcomes, timing = launched.read()
         # Not before: an interrupt while the host waits must lose no commits.
         self._in_flight.popleft()
-        self._pass_times.observe(len(plan.rows), timing.device)
+        self._pass_averages.observe(len(plan.rows), timing.device)
         # Rows of sequences that have ended or lost their lane since concern nobody.
         outcomes = [outcome for outcome in outcomes if self.scheduler.is_in_flight(outcome.row)]
         num_commits = sum(len(outcome.commits) for outcome in outcomes)

@@ -45,7 +45,7 @@ class EngineLoad:
     """Keys of prefixes that came and went since the load before."""
 
 
-class PassTimes:
+class PassAverages:
     """Moving averages of what a pass takes, for each number of rows."""
 
     def __init__(self) -> None:
@@ -61,7 +61,9 @@ class PassTimes:
         return tuple(sorted(self._seconds_of.items()))
 
 
-def measure(scheduler: Scheduler, pass_times: PassTimes, *, num_lanes: int, with_all_prefixes: bool) -> EngineLoad:
+def measure(
+    scheduler: Scheduler, pass_averages: PassAverages, *, num_lanes: int, with_all_prefixes: bool
+) -> EngineLoad:
     """The load now. Takes the news of prefixes with it: the next load tells only what came after."""
     outlooks = scheduler.outlooks()
     running = [_running(o, scheduler.num_own_pages(o.sequence), scheduler.prefill_row_limit) for o in outlooks]
@@ -72,7 +74,7 @@ def measure(scheduler: Scheduler, pass_times: PassTimes, *, num_lanes: int, with
         num_pages_free=scheduler.num_free_pages + scheduler.num_cached_pages,
         num_waiting=scheduler.num_waiting,
         running=tuple(running),
-        pass_seconds=pass_times.averages(),
+        pass_seconds=pass_averages.averages(),
         prefixes=scheduler.take_prefix_changes(everything=with_all_prefixes),
     )
 

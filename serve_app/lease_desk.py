@@ -25,7 +25,7 @@ class LeaseDesk:
         self._load: EngineLoad | None = None
         self._load_at = 0.0
         self._prefixes: set[bytes] = set()
-        self._claims: dict[str, int] = {}  # pages by request id, from being taken until it is seen to run
+        self._taken: dict[str, int] = {}  # pages by request id, from being taken until it is seen to run
         self._settled: list[str] = []
 
     @property
@@ -42,7 +42,7 @@ class LeaseDesk:
     def num_waiting(self) -> int:
         """Requests that are here and have no lane, as far as is known."""
         # The engine also counts preempted ones; those that have just been taken it does not count yet.
-        return max(len(self._claims), self._load.num_waiting if self._load is not None else 0)
+        return max(len(self._taken), self._load.num_waiting if self._load is not None else 0)
 
     def update(self, load: EngineLoad) -> None:
         """Take the engine's load; the loads of one engine have to come in their order."""
@@ -51,7 +51,7 @@ class LeaseDesk:
             self._prefixes = set()
         # From here on the engine counts them, also those that it preempts; what ends them nobody need say.
         for block in load.running:
-            self._claims.pop(block.request_id, None)
+            self._taken.pop(block.request_id, None)
         self._prefixes.difference_update(load.prefixes.removed)
         self._prefixes.update(load.prefixes.added)
 
@@ -67,11 +67,11 @@ class LeaseDesk:
 
     def take(self, request_id: str, num_pages: int) -> None:
         """Count a request that has come, leased or not."""
-        self._claims[request_id] = num_pages
+        self._taken[request_id] = num_pages
 
     def leave(self, request_id: str) -> None:
         """Forget a request that has ended, perhaps before it ran."""
-        self._claims.pop(request_id, None)
+        self._taken.pop(request_id, None)
 
     def take_settled(self) -> tuple[str, ...]:
         """Ids of the leases that were answered since this was last called."""
@@ -86,7 +86,7 @@ class LeaseDesk:
         while num_shared < len(prefix_keys) and prefix_keys[num_shared] in self._prefixes:
             num_shared += 1
         lanes_free = load.num_lanes_free - self.num_waiting
-        pages_free = load.num_pages_free - sum(self._claims.values())
+        pages_free = load.num_pages_free - sum(self._taken.values())
         pages_wanted = num_pages - num_shared
         if lanes_free >= 1 and pages_free >= pages_wanted:
             return True

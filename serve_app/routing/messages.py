@@ -42,8 +42,8 @@ class RunningBlock:
 
     request_id: str
     num_steps_left: int
-    """Passes until its block is finished, as far as can be known: masked positions by its tokens a pass, and the seal
-    where another block follows. Prefill passes come on top."""
+    """Passes until its block is finished, as far as can be known: prefill still to do, then masked positions by its
+    tokens a pass. The seal rides with the next block's first pass."""
     num_blocks_left: int
     """Blocks that follow the present one at most; with 0 its lane comes free at this block's end."""
     num_pages: int

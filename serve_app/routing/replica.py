@@ -19,7 +19,7 @@ _VOID_REPORTS_OF_A_NEW_LIFE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Promise:
+class _OpenLease:
     """A lease that the replica has not answered yet, or whose request it has not begun."""
 
     request_id: str
@@ -34,8 +34,8 @@ class Replica:
 
     def __init__(self, report: ReplicaReport, now_s: float, settings: RoutingSettings) -> None:
         self._settings = settings
-        self._leases: dict[str, _Promise] = {}
-        self._begun: dict[str, _Promise] = {}  # by request: taken by the replica, not seen running yet
+        self._leases: dict[str, _OpenLease] = {}
+        self._taken: dict[str, _OpenLease] = {}  # by request: taken by the replica, not seen running yet
         self._prefixes: set[bytes] = set()
         self._has_all_prefixes = False
         self._asked_for_prefixes_s = -NEVER
@@ -77,7 +77,7 @@ class Replica:
             self._accept(report, now_s)
         elif self._is_new_life(report, now_s):
             self._leases.clear()
-            self._begun.clear()
+            self._taken.clear()
             self._prefixes.clear()
             self._has_all_prefixes = False
             self._asked_for_prefixes_s = -NEVER
@@ -125,21 +125,21 @@ class Replica:
             self._prefixes.update(report.prefixes_added)
 
     def _settle(self, report: ReplicaReport) -> None:
-        """Drop promises that the report accounts for."""
+        """Drop leases that the report accounts for."""
         for lease_id in report.settled_leases:
-            promise = self._leases.pop(lease_id, None)
-            if promise is not None and not promise.is_refused:
-                self._begun[promise.request_id] = promise
+            settled = self._leases.pop(lease_id, None)
+            if settled is not None and not settled.is_refused:
+                self._taken[settled.request_id] = settled
         running = {block.request_id for block in report.running}
         self._leases = {
-            lease_id: promise
-            for lease_id, promise in self._leases.items()
-            if not promise.is_refused and promise.request_id not in running
+            lease_id: lease
+            for lease_id, lease in self._leases.items()
+            if not lease.is_refused and lease.request_id not in running
         }
         # It says how many wait and not which, nor their pages: those it took last are the ones that wait still.
-        begun = [promise for request_id, promise in self._begun.items() if request_id not in running]
-        kept = begun[-report.num_waiting :] if report.num_waiting else []
-        self._begun = {promise.request_id: promise for promise in kept}
+        taken = [lease for request_id, lease in self._taken.items() if request_id not in running]
+        kept = taken[-report.num_waiting :] if report.num_waiting else []
+        self._taken = {lease.request_id: lease for lease in kept}
 
     # What it is promised.
 
@@ -147,7 +147,7 @@ class Replica:
         """Reserve a lane and pages for the number-th lease of all, for so many complete blocks of prompt."""
         self.last_leased = number
         expires_s = now_s + lease.expected_start_s + self._settings.lease_timeout_s
-        self._leases[lease.lease_id] = _Promise(lease.request_id, self._num_pages_for(num_blocks), expires_s)
+        self._leases[lease.lease_id] = _OpenLease(lease.request_id, self._num_pages_for(num_blocks), expires_s)
         self._refresh()
 
     def refused(self, lease_id: str) -> bool:
@@ -242,7 +242,7 @@ class Replica:
         self.standing = (self.num_rows << 48) + self.last_leased
         self.next_expiry_s = min((lease.expires_s for lease in leases), default=NEVER)
         free = self._num_lanes_free
-        promised = sum(lease.num_pages for lease in leases) + sum(begun.num_pages for begun in self._begun.values())
+        promised = sum(lease.num_pages for lease in leases) + sum(taken.num_pages for taken in self._taken.values())
         # Those of the sequences at whose ends the lane comes free.
         coming = self._pages_at_end[-free] if free <= 0 and -free < len(self._ends_s) else 0
         self._num_pages_available = self.report.num_pages_free + coming - promised

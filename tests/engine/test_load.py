@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.load import EngineLoad, PassTimes, measure
+from engine.load import EngineLoad, PassAverages, measure
 from engine.scheduling import PrefixChanges, PrefixIndex, prefix_keys
 from tests.engine.scheduling.driver import Driver, Spec, make_sequence, prompt_of
 
 
 def load_of(driver: Driver, *, with_all_prefixes: bool = False) -> EngineLoad:
-    times = PassTimes()
+    times = PassAverages()
     return measure(driver.scheduler, times, num_lanes=3, with_all_prefixes=with_all_prefixes)
 
 
@@ -122,7 +122,7 @@ def test_what_nobody_asks_for_does_not_pile_up():
 
 
 def test_pass_times_follow_what_is_measured_for_each_number_of_rows():
-    times = PassTimes()
+    times = PassAverages()
     for seconds in (1.0, 1.0, 2.0):
         times.observe(4, seconds)
     times.observe(2, 0.5)
