@@ -166,7 +166,9 @@ class RoutedEngineClient:
                             raise _overloaded()
                     else:
                         span.taken(replica_id, num_tries)
-                        async for events in batches:
+                        # The router has kept the deadline of what it leased; any other waits at the replica.
+                        deadline_s = route.deadline_s if lease is None else None
+                        async for events in self._begun_within(deadline_s, batches, arrived):
                             has_sent = True
                             yield events
                             is_finished = isinstance(events[-1], Finished)
@@ -186,6 +188,24 @@ class RoutedEngineClient:
                 returned = self._returned(replica_id, lease)
                 continue
             await asyncio.sleep(_PAUSE_S * num_tries)
+
+    async def _begun_within(
+        self, deadline_s: float | None, batches: AsyncIterator[tuple[Event, ...]], arrived: float
+    ) -> AsyncIterator[tuple[Event, ...]]:
+        """The batches; ApiError 408 unless the first comes within the deadline, counted from the arrival."""
+        waited_s = self._clock() - arrived
+        limit = asyncio.timeout(None if deadline_s is None else max(deadline_s - waited_s, 0.0))
+        try:
+            async with limit:
+                first = await anext(batches, None)
+        except TimeoutError as error:
+            if limit.expired():
+                raise _late(self._clock() - arrived, retry_after_s=1) from error
+            raise
+        if first is not None:
+            yield first
+            async for events in batches:
+                yield events
 
     @asynccontextmanager
     async def _open(
@@ -327,11 +347,15 @@ def _in_nobodys_name(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 def _rejection(decision: Rejected) -> ApiError:
     retry_after_s = max(1, -int(-decision.retry_after_s // 1))
     if decision.reason is RejectionReason.DEADLINE:
-        message = f"no replica was free within the request's time; it waited {decision.waited_s:.1f} s"
-        return ApiError(408, message, code="deadline_exceeded", type=SERVER_ERROR, retry_after_s=retry_after_s)
+        return _late(decision.waited_s, retry_after_s)
     whose = "of this key " if decision.reason is RejectionReason.TENANT_LIMIT else ""
     message = f"too many requests {whose}wait; try again in {retry_after_s} s"
     return ApiError(429, message, code=decision.reason.value, type=RATE_LIMIT, retry_after_s=retry_after_s)
+
+
+def _late(waited_s: float, retry_after_s: int) -> ApiError:
+    message = f"no replica was free within the request's time; it waited {waited_s:.1f} s"
+    return ApiError(408, message, code="deadline_exceeded", type=SERVER_ERROR, retry_after_s=retry_after_s)
 
 
 def _overloaded() -> ApiError:

@@ -358,6 +358,39 @@ async def test_closing_a_stream_cancels_the_call_to_its_replica():
     assert scene.engine.responses[-1].is_cancelled
 
 
+@pytest.mark.parametrize("decisions", [None, [[DIED]]], ids=["no router", "router lost"])
+async def test_without_the_router_a_request_that_has_waited_its_time_at_a_replica_is_given_up(decisions):
+    """Only the router looked at the time, so whoever asked for two seconds waited for as long as it took."""
+    scene = Scene([[Welcome("a"), HANG]], decisions)
+    with pytest.raises(ApiError) as raised:
+        await scene.run(Caller(timeout_s=0.02))
+    assert (raised.value.status, raised.value.code, raised.value.retry_after_s) == (408, "deadline_exceeded", 1)
+    assert scene.engine.responses[-1].is_cancelled
+    assert len(scene.engine.of("take")) == 1
+    assert "ingress_retries" not in scene.records.counts
+
+
+async def test_the_time_that_a_request_may_wait_ends_with_its_first_event():
+    scene = Scene([[Welcome("a"), FIRST, HANG]])
+    async with aclosing(scene.client.generate(request(), Caller(timeout_s=0.02))) as batches:
+        assert await anext(batches) == FIRST
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(batches), 0.1)
+
+
+async def test_the_time_that_a_lost_replica_took_counts_as_waited():
+    scene = Scene([[Welcome("a"), TimeoutError("its own")], [Welcome("b"), HANG]])
+    takes = scene.client._streams.script
+
+    def take(name: str, args: tuple, session_id: str) -> list[Any]:
+        scene.now = 60.0 * len(scene.engine.of("take"))
+        return takes(name, args, session_id)
+
+    scene.client._streams.script = take
+    with pytest.raises(ApiError, match=r"waited 60\.0 s"):
+        await scene.run(Caller(timeout_s=30.0))
+
+
 async def test_without_a_router_replicas_are_chosen_here():
     scene = Scene([[Welcome("a"), SECOND]])
     assert await scene.run() == [SECOND]
