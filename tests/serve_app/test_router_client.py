@@ -258,7 +258,7 @@ async def test_a_router_that_fails_is_done_without_until_it_answers_again(failur
     assert scene.records.counts == {"ingress_router_fallbacks": 2}
     assert len(scene.router.of("assign")) == 1
     async with asyncio.timeout(30):
-        await scene.client._search
+        await scene.client._notes._search
     assert len(scene.router.of("ping")) == 3
     assert await scene.run() == [SECOND]
     assert scene.engine.of("take")[2][1] == "a"
@@ -306,7 +306,7 @@ async def test_who_leaves_before_a_replica_has_answered_is_withdrawn_from_the_ro
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.gather(*scene.client._notes)
+    await scene.client._notes.settled()
     assert scene.router.responses[0].is_cancelled and scene.engine.responses[-1].is_cancelled is bool(takes)
     assert [args for args, _ in scene.router.of("withdraw")] == ([(("r",),)] if is_known else [])
 
@@ -319,7 +319,7 @@ async def test_what_the_router_is_asked_beside_a_request_is_not_cancelled_with_i
     """Serve cancels all calls that were made in the name of a request together with it, and finds them by context."""
     scene = Scene([[Welcome("a"), SECOND]], [[Queued(), HANG] if call == "withdraw" else [DIED]], router_retry_s=0.001)
     callers: list[tuple[str, str | None]] = []
-    calls = scene.client._router_calls
+    calls = scene.client._notes._router
     answer = calls.script
 
     def note_caller(name: str, args: tuple, session_id: str) -> list[Any]:
@@ -345,7 +345,7 @@ async def test_of_many_that_leave_together_the_router_is_told_in_one_message():
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    await asyncio.gather(*scene.client._notes)
+    await scene.client._notes.settled()
     withdrawn = [id_ for (ids,), _ in scene.router.of("withdraw") for id_ in ids]
     assert sorted(withdrawn) == sorted(f"r{i}" for i in range(50))
     assert len(scene.router.of("withdraw")) < 5
