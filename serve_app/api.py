@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
@@ -40,8 +40,19 @@ from .schemas import CompletionRequest, Head
 from .tracing import NO_TRACER, TraceMiddleware
 from .translation import Checkpoint, check_model, to_engine
 
+MAX_REQUEST_ID_LENGTH = 256
+"""Characters of `x-request-id`, which is written into every line of the log that belongs to the request."""
+
+
+def _check_request_id(request: Request) -> None:
+    length = len(request.headers.get("x-request-id", ""))
+    if length > MAX_REQUEST_ID_LENGTH:
+        message = f"x-request-id has {length} characters; at most {MAX_REQUEST_ID_LENGTH} are allowed"
+        raise ApiError(400, message, code="invalid_value", param="x-request-id")
+
+
 # Under `default`, or FastAPI would announce 422s of its own shape.
-router = APIRouter(responses={"default": ERROR_RESPONSE})
+router = APIRouter(responses={"default": ERROR_RESPONSE}, dependencies=[Depends(_check_request_id)])
 TIMEOUT_HEADER = "x-queue-timeout-seconds"
 """How long a request may wait for a replica. `x-request-timeout-seconds` is Serve's own, for the whole answer."""
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,8 @@ class BlockRouter:
     ) -> None:
         # Several a second from each replica, for ever.
         hide_calls_of("report")
-        self._policy = policy_factory(settings or RoutingSettings(), lease_prefix=f"{uuid.uuid4().hex[:8]}-")
+        self._settings = settings or RoutingSettings()
+        self._policy = policy_factory(self._settings, lease_prefix=f"{uuid.uuid4().hex[:8]}-")
         self._recorder = recorder_factory()
         self._clock = clock
         self._waiting: dict[str, tuple[Waiting, float]] = {}
@@ -145,11 +146,12 @@ class BlockRouter:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Called by Serve with `user_config`: new limits of the queue, for requests to come.
 
+        One that it leaves out is as the router's own settings say.
         Raises ValueError for bad ones at the start. Later they are logged and change nothing: what is raised here ends
         the replica, and the next one too.
         """
         try:
-            settings = _with_limits(self._policy.settings, user_config)
+            settings = with_limits(self._settings, user_config)
         except ValueError as error:
             if not self._is_configured:
                 raise
@@ -157,7 +159,8 @@ class BlockRouter:
                 "the limits of the queue stay as they are; mend them before this replica is replaced: %s", error
             )
             return
-        self._policy.settings = settings
+        # A block's size is what replicas last reported.
+        self._policy.settings = replace(settings, block_size=self._policy.settings.block_size)
         self._is_configured = True
 
     def _handle(self, event: RouterEvent | None) -> None:
@@ -259,7 +262,8 @@ class BlockRouter:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, None)
 
 
-def _with_limits(settings: RoutingSettings, user_config: dict[str, Any]) -> RoutingSettings:
+def with_limits(settings: RoutingSettings, user_config: Mapping[str, Any]) -> RoutingSettings:
+    """Settings with what `user_config` names in place of what they say; raises ValueError for bad ones."""
     unknown = sorted(set(user_config) - LIVE_SETTINGS)
     if unknown:
         known = ", ".join(sorted(LIVE_SETTINGS))

@@ -135,8 +135,12 @@ class EngineServerSettings(LiveEngineServerSettings):
     @property
     def live(self) -> LiveEngineServerSettings:
         """Those that `user_config` may change."""
-        names = LiveEngineServerSettings.model_fields
-        return LiveEngineServerSettings(**{name: getattr(self, name) for name in names})
+        return self.live_with({})
+
+    def live_with(self, user_config: Mapping[str, Any]) -> LiveEngineServerSettings:
+        """The same with what `user_config` names in place of what is said here; raises ValueError for bad ones."""
+        said = {name: getattr(self, name) for name in LiveEngineServerSettings.model_fields}
+        return LiveEngineServerSettings.model_validate({**said, **user_config})
 
 
 class RouterSettings(StrictModel):

@@ -21,7 +21,8 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import ServeDeploySchema
 
 from .app import build_app
-from .config import BUILDER, AppConfig
+from .block_router import with_limits
+from .config import BUILDER, AppConfig, LiveEngineServerSettings
 from .strict_keys import Fault, known_part, refusals, show, way
 
 _IMPORTED = {"request_router_class": "RequestRouterConfig", "policy_function": "AutoscalingPolicy"}
@@ -102,6 +103,8 @@ def _check_application(application: Mapping[str, Any], path: str, drain_timeout_
     if settings.engine_server.autoscaling is not None:
         faults += _check_scaling(overrides, f"{path}.args.engine_server.autoscaling")
     by_name = {str(override.get("name")): override for _, override in overrides}
+    for where, override in overrides:
+        faults += _check_user_config(override, where, settings)
     faults += _check_shutdown(by_name, deployments, path, drain_timeout_s)
     return faults
 
@@ -163,6 +166,23 @@ def _check_names(
                 f"is {show(dict(options))} without num_gpus; it replaces what the builder reserved ({reserved} GPU) "
                 "as a whole: add num_gpus, or say it under args",
             )
+
+
+def _check_user_config(override: Mapping[str, Any], path: str, settings: AppConfig) -> list[Fault]:
+    """What the deployments would say to their `user_config`, by what they say it with."""
+    name, user_config, where = override.get("name"), override.get("user_config"), f"{path}.user_config"
+    if not isinstance(user_config, Mapping):
+        return []  # None, or Ray's schema has refused it.
+    faults: list[Fault] = []
+    try:
+        if name == "EngineServer":
+            known = known_part(user_config, LiveEngineServerSettings, where, faults)
+            faults += refusals(LiveEngineServerSettings, known, where)
+        elif name == "BlockRouter":
+            with_limits(settings.router.routing, user_config)
+    except ValueError as error:
+        faults.append(Fault(where, str(error)))
+    return faults
 
 
 def _check_scaling(overrides: Iterable[tuple[str, Mapping[str, Any]]], said: str) -> Iterator[Fault]:

@@ -30,7 +30,7 @@ from engine import (
 )
 
 from .checkpoint import locate
-from .config import EngineServerSettings, LiveEngineServerSettings, TelemetrySettings
+from .config import EngineServerSettings, TelemetrySettings
 from .engine_spans import with_engine_spans
 from .lease_desk import LeaseDesk
 from .lease_messages import Refusal, ReportAnswer, Welcome
@@ -81,6 +81,7 @@ class EngineServer:
         settings = settings or EngineServerSettings()
         engine_config = engine_config or EngineConfig()
         folder = locate(model, revision, with_weights=True)
+        self._settings = settings
         self._coalesce_interval_s = settings.coalesce_interval_s
         self._max_waiting = settings.max_waiting
         self._tracer = make_tracer(telemetry or TelemetrySettings(), "engine")
@@ -168,11 +169,13 @@ class EngineServer:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Called by Serve with `user_config`: LiveEngineServerSettings. Streams go on.
 
+        One that it leaves out is as the replica's own settings say.
+
         Raises ValueError for bad ones at the start. Later they are logged and change nothing: what is raised here ends
         the replica with all its streams, and the next one too.
         """
         try:
-            live = LiveEngineServerSettings.model_validate(user_config)
+            live = self._settings.live_with(user_config)
         except ValueError as error:
             if not self._is_configured:
                 raise

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from contextvars import Context
 from dataclasses import replace
 from typing import Any, cast
 
 from opentelemetry.trace import Tracer
-from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from engine import EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
@@ -26,6 +25,7 @@ from .config import IngressSettings
 from .errors import KNOWN_ERRORS, RATE_LIMIT, SERVER_ERROR, ApiError, to_api_error
 from .lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, Welcome
 from .replica_reports import short_keys
+from .router_notes import ROUTER_LOST, RouterNotes
 from .routing.messages import Lease, Rejected, RejectionReason, RouteRequest
 from .schemas import Head
 from .tracing import NO_TRACER, RouteSpan
@@ -34,15 +34,6 @@ logger = logging.getLogger("ray.serve")
 
 REPLICA_LOST: tuple[type[Exception], ...] = (RayActorError, ReplicaUnavailableError, EngineStopped, TimeoutError)
 """What a call to a replica ends with that died, left, or does not answer."""
-ROUTER_LOST: tuple[type[Exception], ...] = (
-    RayActorError,
-    RayTaskError,
-    ReplicaUnavailableError,
-    DeploymentUnavailableError,
-    BackPressureError,
-    TimeoutError,
-)
-"""The same of the router; a defect of its own counts as its death, since requests can do without it."""
 _NOT_READY: tuple[type[Exception], ...] = (TimeoutError, *KNOWN_ERRORS)
 _PAUSE_S = 0.02
 """Before a refused request asks again, and longer each time: what was refused on old news gets newer ones."""
@@ -67,17 +58,14 @@ class RoutedEngineClient:
         # Events are plain data: what cloudpickle does beyond pickle is for code, and takes most of its time.
         self._streams = engine.options(stream=True, _by_reference=False, response_serialization="pickle")
         self._router = None if router is None else router.options(stream=True, _by_reference=False)
-        self._router_calls = None if router is None else router.options(_by_reference=False)
         self._block_size = block_size
         self._settings = settings
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
+        calls = None if router is None else router.options(_by_reference=False)
+        self._notes = RouterNotes(calls, settings)
         self._is_ready = False
-        self._search: asyncio.Task[None] | None = None
-        """Runs while the router is away."""
-        self._notes: set[asyncio.Task[None]] = set()
-        self._withdrawn: list[str] = []
 
     async def generate(
         self, request: GenerateRequest, caller: Caller | None = None
@@ -166,7 +154,9 @@ class RoutedEngineClient:
                             raise _overloaded()
                     else:
                         span.taken(replica_id, num_tries)
-                        async for events in batches:
+                        # The router has kept the deadline of what it leased; any other waits at the replica.
+                        deadline_s = route.deadline_s if lease is None else None
+                        async for events in self._begun_within(deadline_s, batches, arrived):
                             has_sent = True
                             yield events
                             is_finished = isinstance(events[-1], Finished)
@@ -177,7 +167,7 @@ class RoutedEngineClient:
                 span.lost(replica_id)
                 # What was sent was this replica's; its client has to know that no more comes.
                 if has_sent or is_last:
-                    self._note_lost(replica_id, lease)
+                    self._notes.lost(replica_id, lease)
                     if isinstance(error, TimeoutError):
                         raise _not_ready() from error
                     raise
@@ -186,6 +176,24 @@ class RoutedEngineClient:
                 returned = self._returned(replica_id, lease)
                 continue
             await asyncio.sleep(_PAUSE_S * num_tries)
+
+    async def _begun_within(
+        self, deadline_s: float | None, batches: AsyncIterator[tuple[Event, ...]], arrived: float
+    ) -> AsyncIterator[tuple[Event, ...]]:
+        """The batches; ApiError 408 unless the first comes within the deadline, counted from the arrival."""
+        waited_s = self._clock() - arrived
+        limit = asyncio.timeout(None if deadline_s is None else max(deadline_s - waited_s, 0.0))
+        try:
+            async with limit:
+                first = await anext(batches, None)
+        except TimeoutError as error:
+            if limit.expired():
+                raise _late(self._clock() - arrived, retry_after_s=1) from error
+            raise
+        if first is not None:
+            yield first
+            async for events in batches:
+                yield events
 
     @asynccontextmanager
     async def _open(
@@ -208,7 +216,7 @@ class RoutedEngineClient:
         except asyncio.CancelledError:
             if first is None and lease is not None:
                 # The replica may never see the call.
-                self._withdraw(route.request_id)
+                self._notes.withdraw(route.request_id)
             raise
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
@@ -220,36 +228,18 @@ class RoutedEngineClient:
         """
         if self._router is None:
             return None
-        if self._search is not None and not self._search.done():
+        if self._notes.is_router_away:
             self._recorder.count("ingress_router_fallbacks")
             return None
         try:
             decision = await self._decision(route, returned)
         except ROUTER_LOST as error:
-            if self._search is None or self._search.done():
-                logger.warning("the router cannot be reached (%r); choosing replicas without it", error)
-                self._search = _in_nobodys_name(self._find_router())
+            self._notes.find_router(error)
             self._recorder.count("ingress_router_fallbacks")
             return None
         if isinstance(decision, Rejected):
             raise _rejection(decision)
         return decision
-
-    async def _find_router(self) -> None:
-        """Ask for the router until it answers, so that no request has to find out."""
-        assert self._router_calls is not None
-        while True:
-            await asyncio.sleep(self._settings.router_retry_s)
-            response = self._router_calls.ping.remote()
-            try:
-                async with asyncio.timeout(self._settings.router_timeout_s):
-                    await response
-                break
-            except ROUTER_LOST:
-                continue
-            finally:
-                response.cancel()  # type: ignore[no-untyped-call]
-        logger.info("the router is back")
 
     async def _decision(self, route: RouteRequest, returned: Returned | None) -> Lease | Rejected:
         assert self._router is not None
@@ -268,7 +258,7 @@ class RoutedEngineClient:
             return answer
         except asyncio.CancelledError:
             # A lease may be on its way here, and closing the call no longer reaches it.
-            self._withdraw(route.request_id)
+            self._notes.withdraw(route.request_id)
             raise
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
@@ -277,61 +267,22 @@ class RoutedEngineClient:
         """What the router is told with the next try."""
         if lease is not None:
             return Returned(lease.lease_id, lease.replica_id, RefusalReason.LOST)
-        self._note_lost(replica_id, None)
+        self._notes.lost(replica_id, None)
         return None
-
-    def _note_lost(self, replica_id: str, lease: Lease | None) -> None:
-        """Have the router know that a replica is lost; it would notice by itself, later."""
-        if lease is not None:
-            self._note(Returned(lease.lease_id, lease.replica_id, RefusalReason.LOST))
-        elif replica_id:
-            self._note(replica_id)
-
-    def _withdraw(self, request_id: str) -> None:
-        """Have the router free what a request has there whose client has left; it would keep a lease until that
-        times out. Of many that leave together it is told in few messages."""
-        if self._router is not None:
-            self._withdrawn.append(request_id)
-            if len(self._withdrawn) == 1:
-                self._note(None)
-
-    def _note(self, news: Returned | str | None) -> None:
-        """Tell the router beside all else what became of a lease, which replica is gone, or, with None, who left."""
-        router = self._router_calls
-        if router is None:
-            return
-
-        async def tell() -> None:
-            try:
-                async with asyncio.timeout(self._settings.router_timeout_s):
-                    if isinstance(news, Returned):
-                        await router.give_back.remote(news)
-                    elif news is not None:
-                        await router.gone.remote(news)
-                    else:
-                        withdrawn, self._withdrawn = tuple(self._withdrawn), []
-                        await router.withdraw.remote(withdrawn)
-            except ROUTER_LOST as error:
-                logger.info("the router was not told what became of a lease or a replica: %r", error)
-
-        task = _in_nobodys_name(tell())
-        self._notes.add(task)
-        task.add_done_callback(self._notes.discard)
-
-
-def _in_nobodys_name(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task whose calls are no part of the request that began it: Serve would cancel them together with it."""
-    return asyncio.get_running_loop().create_task(work, context=Context())
 
 
 def _rejection(decision: Rejected) -> ApiError:
     retry_after_s = max(1, -int(-decision.retry_after_s // 1))
     if decision.reason is RejectionReason.DEADLINE:
-        message = f"no replica was free within the request's time; it waited {decision.waited_s:.1f} s"
-        return ApiError(408, message, code="deadline_exceeded", type=SERVER_ERROR, retry_after_s=retry_after_s)
+        return _late(decision.waited_s, retry_after_s)
     whose = "of this key " if decision.reason is RejectionReason.TENANT_LIMIT else ""
     message = f"too many requests {whose}wait; try again in {retry_after_s} s"
     return ApiError(429, message, code=decision.reason.value, type=RATE_LIMIT, retry_after_s=retry_after_s)
+
+
+def _late(waited_s: float, retry_after_s: int) -> ApiError:
+    message = f"no replica was free within the request's time; it waited {waited_s:.1f} s"
+    return ApiError(408, message, code="deadline_exceeded", type=SERVER_ERROR, retry_after_s=retry_after_s)
 
 
 def _overloaded() -> ApiError:

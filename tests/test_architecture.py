@@ -56,6 +56,7 @@ LEVEL = {
         "attribution": 2,
         "lease_desk": 2,
         "replica_choice": 2,
+        "router_notes": 2,
         "streaming": 2,
         "tracing": 2,
         "translation": 2,

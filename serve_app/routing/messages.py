@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 
 PREFIX_KEY_BYTES = 8
 """Of the engine's keys of 32 bytes; two prefixes that agree by chance cost a worse choice, never a wrong answer."""
@@ -34,6 +35,12 @@ class RouteRequest:
     """It is given up unless it is assigned within this time from now."""
     is_returned: bool = False
     """A replica refused it, so it goes to the head of its queue."""
+
+    def __post_init__(self) -> None:
+        # One that compares with nothing would put the lines of the queue out of order, for everybody.
+        for name, value in (("age_s", self.age_s), ("deadline_s", self.deadline_s)):
+            if value is not None and not isfinite(value):
+                raise ValueError(f"{name} of request {self.request_id} is {value}; it must be finite")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

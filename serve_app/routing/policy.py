@@ -234,7 +234,7 @@ class RoutingPolicy:
 
     def _assign(self, waiting: Waiting, work: Work, chosen: Candidate, reason: AssignmentReason) -> None:
         request, replica = waiting.request, chosen.replica
-        self._remove(waiting, is_served=True)
+        self._remove(waiting, served_s=self._now_s)
         self._num_leases += 1
         lease = Lease(
             lease_id=f"{self._lease_prefix}{self._num_leases}",
@@ -277,8 +277,8 @@ class RoutingPolicy:
         span_s = self._now_s - self._assigned_s[0]
         return min(max(num_before * span_s / (len(self._assigned_s) - 1), lowest), highest)
 
-    def _remove(self, waiting: Waiting, *, is_served: bool = False) -> None:
-        self._queue.remove(waiting, is_served=is_served)
+    def _remove(self, waiting: Waiting, *, served_s: float | None = None) -> None:
+        self._queue.remove(waiting, served_s=served_s)
         self._release_claim(waiting)
 
     def _release_claim(self, waiting: Waiting) -> None:

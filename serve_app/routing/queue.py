@@ -5,50 +5,16 @@ Knows requests and times. Must not know replicas.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import TypeVar
 
 from .messages import RouteRequest
+from .overdue import OverdueTurns
+from .waiting import Line, Waiting, drop
 
-# Sorted lists, not heaps: removal from anywhere is exact, and moving 4,096 pointers takes a microsecond.
-_T = TypeVar("_T")
-_Line = list[tuple[float, int, "Waiting"]]
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class Waiting:
-    """A request in the queue."""
-
-    request: RouteRequest
-    number: int
-    """Of its submission: breaks ties of time."""
-    arrived_s: float
-    """When it first arrived anywhere."""
-    submitted_s: float
-    """When it was submitted last."""
-    has_waited_for_prefix: bool = False
-    """A replica had room for it, and it waits for a better one."""
-    claimed_replica: str | None = None
-    """Nobody else gets anything there, until this request has found room."""
-
-    @property
-    def place(self) -> tuple[float, int, Waiting]:
-        """Its entry in a line by age."""
-        return (self.arrived_s, self.number, self)
-
-    @property
-    def gives_up_s(self) -> float:
-        """When its deadline passes; infinite without one."""
-        deadline_s = self.request.deadline_s
-        return float("inf") if deadline_s is None else self.submitted_s + deadline_s
-
-    @property
-    def cost(self) -> int:
-        """What it is charged to its tenant: the tokens that it asks for."""
-        return max(self.request.max_tokens, 1)
+__all__ = ["Waiting", "WaitingQueue"]
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +24,7 @@ class _Tenant:
     number: int
     clock: float
     """Tokens served to it; the tenant whose clock shows least is next."""
-    line: _Line = field(default_factory=list)
+    line: Line = field(default_factory=list)
 
 
 class _Level:
@@ -70,7 +36,7 @@ class _Level:
     """
 
     def __init__(self) -> None:
-        self.returned: _Line = []
+        self.returned: Line = []
         self._tenants: dict[str, _Tenant] = {}
         self._active: list[tuple[float, int, _Tenant]] = []  # by clock; those with a line
         self._idle: list[tuple[float, int, str]] = []  # by clock; a heap of those that are in debt
@@ -97,12 +63,12 @@ class _Level:
     def remove(self, waiting: Waiting, *, is_served: bool) -> None:
         # A returned request was charged when it was assigned the first time.
         if waiting.request.is_returned:
-            _drop(self.returned, waiting.place)
+            drop(self.returned, waiting.place)
             return
         name = waiting.request.tenant
         tenant = self._tenants[name]
-        _drop(tenant.line, waiting.place)
-        _drop(self._active, (tenant.clock, tenant.number, tenant))
+        drop(tenant.line, waiting.place)
+        drop(self._active, (tenant.clock, tenant.number, tenant))
         if is_served:
             self._clock = max(self._clock, tenant.clock)
             tenant.clock += waiting.cost
@@ -144,14 +110,16 @@ class _Level:
 class WaitingQueue:
     """All that waits, in order of service.
 
-    First those that have waited `max_wait_s`, oldest first. Then by priority, smallest first; within a priority those
-    that were returned, then fair between tenants by the tokens they ask for, in order of arrival within a tenant.
+    First those that have waited `max_wait_s`: tenants take turns, oldest first within a tenant. Then by priority,
+    smallest first; within a priority those that were returned, then fair between tenants by the tokens they ask for, in
+    order of arrival within a tenant.
     """
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
         self._waiting: dict[str, Waiting] = {}
-        self._by_age: _Line = []
+        self._by_age: Line = []
+        self._overdue = OverdueTurns(max_wait_s)
         self._by_deadline: list[tuple[float, int, Waiting]] = []
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []  # sorted
@@ -200,6 +168,7 @@ class WaitingQueue:
             waiting.number, waiting.arrived_s = earlier.number, min(earlier.arrived_s, arrived_s)
         self._waiting[request.request_id] = waiting
         insort(self._by_age, waiting.place)
+        self._overdue.add(waiting)
         if request.deadline_s is not None:
             insort(self._by_deadline, (waiting.gives_up_s, waiting.number, waiting))
         self._num_of_tenant[request.tenant] = self.num_of_tenant(request.tenant) + 1
@@ -209,18 +178,19 @@ class WaitingQueue:
         self._levels[request.priority].add(waiting)
         return waiting
 
-    def remove(self, waiting: Waiting, *, is_served: bool = False) -> None:
-        """Take a request out; one that is served is charged to its tenant."""
+    def remove(self, waiting: Waiting, *, served_s: float | None = None) -> None:
+        """Take a request out; one that is served, at that time, is charged to its tenant."""
         request = waiting.request
         del self._waiting[request.request_id]
-        _drop(self._by_age, waiting.place)
+        drop(self._by_age, waiting.place)
+        self._overdue.remove(waiting, served_s)
         if request.deadline_s is not None:
-            _drop(self._by_deadline, (waiting.gives_up_s, waiting.number, waiting))
+            drop(self._by_deadline, (waiting.gives_up_s, waiting.number, waiting))
         self._num_of_tenant[request.tenant] -= 1
         if not self._num_of_tenant[request.tenant]:
             del self._num_of_tenant[request.tenant]
         level = self._levels[request.priority]
-        level.remove(waiting, is_served=is_served)
+        level.remove(waiting, is_served=served_s is not None)
         if not level:
             del self._levels[request.priority]
             self._priorities.remove(request.priority)
@@ -236,18 +206,8 @@ class WaitingQueue:
 
     def in_order(self, now_s: float) -> Iterator[Waiting]:
         """Everybody, in order of service. Not while it changes."""
-        for _, _, waiting in self._by_age:
-            if not self.is_overdue(waiting, now_s):
-                break
-            yield waiting
+        yield from self._overdue.in_order(now_s)
         for priority in self._priorities:
             for waiting in self._levels[priority]:
                 if not self.is_overdue(waiting, now_s):
                     yield waiting
-
-
-def _drop(line: list[tuple[float, int, _T]], entry: tuple[float, int, _T]) -> None:
-    """Remove an entry of a sorted list."""
-    place = bisect_left(line, entry)
-    assert line[place][2] is entry[2], "a line is out of order"
-    del line[place]

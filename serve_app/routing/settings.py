@@ -14,7 +14,8 @@ class RoutingSettings:
     max_queue_per_tenant: int | None = None
     """Requests of one tenant that may wait. None: as many as `max_queue`."""
     max_wait_s: float = 10.0
-    """A request that has waited so long goes before everything that has not, whatever its priority and tenant."""
+    """A request that has waited so long goes before everything that has not, whatever its priority and tenant. Among
+    several such ones tenants take turns."""
     lease_timeout_s: float = 2.0
     """A lease of which its replica has said nothing for so long is counted no longer."""
     replica_timeout_s: float = 3.0

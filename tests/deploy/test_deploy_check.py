@@ -43,7 +43,9 @@ applications:
         logging_config: {log_level: DEBUG}
         gang_scheduling_config: {gang_size: 2}
         deployment_actors: [{name: tree, actor_class: "m:C", actor_options: {num_cpus: 1}}]
-        user_config: {anything: goes}
+        user_config: {max_waiting: 64}
+      - name: BlockRouter
+        user_config: {max_queue: 2048}
 """)
 """A file with something at every level at which a key can be misspelt."""
 
@@ -96,6 +98,7 @@ def test_a_file_that_uses_every_level_has_no_fault():
         ("applications.0.deployments.0.request_router_config.max_backof_s", "max_backoff_s"),
         ("applications.0.deployments.0.backpressure_config.status", "status_code"),
         ("applications.0.deployments.0.logging_config.log_levels", "log_level"),
+        ("applications.0.deployments.0.user_config.max_waitin", "max_waiting"),
         ("applications.0.deployments.0.gang_scheduling_config.gang_sizes", "gang_size"),
         ("applications.0.deployments.0.deployment_actors.0.actor_option", "actor_options"),
     ],
@@ -125,6 +128,13 @@ def test_a_key_that_resembles_no_other_is_answered_with_all_that_are_known():
         ("applications.0.deployments.0.autoscaling_config.upscale_delay_s", -1, "autoscaling_config.upscale_delay_s"),
         ("applications.0.deployments.0.request_router_config.max_backoff_s", 0, "max_backoff_s: is 0"),
         ("applications.0.deployments.0.num_replicas", 2, "Manually setting num_replicas is not allowed"),
+        ("applications.0.deployments.0.user_config.max_waiting", -1, "deployments[0].user_config.max_waiting: is -1"),
+        ("applications.0.deployments.1.user_config.max_queue", 0, "deployments[1].user_config: max_queue is 0"),
+        (
+            "applications.0.deployments.1.user_config.max_queu",
+            7,
+            "deployments[1].user_config: user_config of BlockRouter",
+        ),
         ("applications.0.runtime_env.working_dir", "/here", "remote URIs"),
         ("applications.0.import_path", "serve_app.app:build", "the builder here is serve_app.app:build_app"),
         ("applications", None, "applications: is None"),
@@ -162,7 +172,7 @@ def test_two_overrides_of_one_deployment_are_a_fault():
     content = planted("applications.0.deployments.0", {"name": "Ingress"})
     content["applications"][0]["deployments"].append({"name": "Ingress"})
     (fault,) = faults(content)
-    assert fault.startswith("applications[0].deployments[1].name: 'Ingress' was there before")
+    assert fault.startswith("applications[0].deployments[2].name: 'Ingress' was there before")
 
 
 def test_actor_options_that_take_away_the_gpu_are_a_fault():

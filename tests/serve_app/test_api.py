@@ -154,3 +154,13 @@ async def test_a_timeout_that_is_none_is_refused_by_name(server, value):
     response, callers, _ = await caller_of(server, **{"x-queue-timeout-seconds": value})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-queue-timeout-seconds")
     assert not callers
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health"])
+async def test_an_id_that_would_fill_the_log_is_refused_with_the_limit(server, path):
+    async with server().client() as client:
+        answer = await client.get(path, headers={"x-request-id": "x" * 257})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "x-request-id has 257 characters; at most 256 are allowed"
+        assert answer.json()["error"]["param"] == "x-request-id"
+        assert (await client.get(path, headers={"x-request-id": "x" * 256})).status_code == 200

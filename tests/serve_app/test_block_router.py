@@ -261,6 +261,17 @@ async def test_new_limits_hold_for_requests_to_come(router):
     await asyncio.gather(waiting, return_exceptions=True)
 
 
+async def test_what_user_config_leaves_out_is_what_the_settings_say(router):
+    """A limit that was lifted by taking it out of `user_config` stayed until the router started anew."""
+    await router.report(block_size=16)
+    await router.shell.reconfigure({"max_queue": 7, "max_queue_per_tenant": 5})
+    await router.shell.reconfigure({"max_queue": 6})
+    settings = router.shell._policy.settings
+    assert (settings.max_queue, settings.max_queue_per_tenant, settings.block_size) == (6, None, 16)
+    await router.shell.reconfigure({})
+    assert router.shell._policy.settings.max_queue == 2
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

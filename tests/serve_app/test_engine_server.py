@@ -36,7 +36,7 @@ Plain = EngineServer.func_or_class
 def replica(folder):
     """Options of FakeEngine -> (server, its engine)."""
 
-    def make(*, warm_up_tokens: int = 0, coalesce_interval_s: float = 3600, router=None, **options):
+    def make(*, warm_up_tokens=0, coalesce_interval_s=3600, max_waiting=None, router=None, **options):
         engines = []
 
         def factory(path, config, *, recorder):
@@ -46,7 +46,9 @@ def replica(folder):
 
         server = Plain(
             str(folder),
-            settings=EngineServerSettings(coalesce_interval_s=coalesce_interval_s, warm_up_tokens=warm_up_tokens),
+            settings=EngineServerSettings(
+                coalesce_interval_s=coalesce_interval_s, max_waiting=max_waiting, warm_up_tokens=warm_up_tokens
+            ),
             router=router,
             engine_factory=factory,
             recorder_factory=NullRecorder,
@@ -182,6 +184,17 @@ async def test_without_a_lease_a_request_waits_up_to_the_limit(replica):
     await server.reconfigure({"max_waiting": None})
     assert await anext(server.take(request(), ROUTE, None)) == Welcome("local")
     await first.aclose()
+
+
+async def test_what_user_config_leaves_out_is_what_the_settings_say(replica):
+    """It went back to the default, so that a change of one setting silently changed the other."""
+    server, _ = replica(coalesce_interval_s=0.7, max_waiting=5)
+    await server.reconfigure({"coalesce_interval_s": 0.1})
+    assert (server._coalesce_interval_s, server._max_waiting) == (0.1, 5)
+    await server.reconfigure({"max_waiting": None})
+    assert (server._coalesce_interval_s, server._max_waiting) == (0.7, None)
+    await server.reconfigure({})
+    assert (server._coalesce_interval_s, server._max_waiting) == (0.7, 5)
 
 
 @pytest.mark.parametrize("config", [{"max_waitin": 1}, {"max_waiting": -1}, {"coalesce_interval_s": "soon"}], ids=str)

@@ -258,7 +258,7 @@ async def test_a_router_that_fails_is_done_without_until_it_answers_again(failur
     assert scene.records.counts == {"ingress_router_fallbacks": 2}
     assert len(scene.router.of("assign")) == 1
     async with asyncio.timeout(30):
-        await scene.client._search
+        await scene.client._notes._search
     assert len(scene.router.of("ping")) == 3
     assert await scene.run() == [SECOND]
     assert scene.engine.of("take")[2][1] == "a"
@@ -306,7 +306,7 @@ async def test_who_leaves_before_a_replica_has_answered_is_withdrawn_from_the_ro
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.gather(*scene.client._notes)
+    await scene.client._notes.settled()
     assert scene.router.responses[0].is_cancelled and scene.engine.responses[-1].is_cancelled is bool(takes)
     assert [args for args, _ in scene.router.of("withdraw")] == ([(("r",),)] if is_known else [])
 
@@ -319,7 +319,7 @@ async def test_what_the_router_is_asked_beside_a_request_is_not_cancelled_with_i
     """Serve cancels all calls that were made in the name of a request together with it, and finds them by context."""
     scene = Scene([[Welcome("a"), SECOND]], [[Queued(), HANG] if call == "withdraw" else [DIED]], router_retry_s=0.001)
     callers: list[tuple[str, str | None]] = []
-    calls = scene.client._router_calls
+    calls = scene.client._notes._router
     answer = calls.script
 
     def note_caller(name: str, args: tuple, session_id: str) -> list[Any]:
@@ -345,7 +345,7 @@ async def test_of_many_that_leave_together_the_router_is_told_in_one_message():
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    await asyncio.gather(*scene.client._notes)
+    await scene.client._notes.settled()
     withdrawn = [id_ for (ids,), _ in scene.router.of("withdraw") for id_ in ids]
     assert sorted(withdrawn) == sorted(f"r{i}" for i in range(50))
     assert len(scene.router.of("withdraw")) < 5
@@ -356,6 +356,39 @@ async def test_closing_a_stream_cancels_the_call_to_its_replica():
     async with aclosing(scene.client.generate(request())) as batches:
         assert await anext(batches) == FIRST
     assert scene.engine.responses[-1].is_cancelled
+
+
+@pytest.mark.parametrize("decisions", [None, [[DIED]]], ids=["no router", "router lost"])
+async def test_without_the_router_a_request_that_has_waited_its_time_at_a_replica_is_given_up(decisions):
+    """Only the router looked at the time, so whoever asked for two seconds waited for as long as it took."""
+    scene = Scene([[Welcome("a"), HANG]], decisions)
+    with pytest.raises(ApiError) as raised:
+        await scene.run(Caller(timeout_s=0.02))
+    assert (raised.value.status, raised.value.code, raised.value.retry_after_s) == (408, "deadline_exceeded", 1)
+    assert scene.engine.responses[-1].is_cancelled
+    assert len(scene.engine.of("take")) == 1
+    assert "ingress_retries" not in scene.records.counts
+
+
+async def test_the_time_that_a_request_may_wait_ends_with_its_first_event():
+    scene = Scene([[Welcome("a"), FIRST, HANG]])
+    async with aclosing(scene.client.generate(request(), Caller(timeout_s=0.02))) as batches:
+        assert await anext(batches) == FIRST
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(batches), 0.1)
+
+
+async def test_the_time_that_a_lost_replica_took_counts_as_waited():
+    scene = Scene([[Welcome("a"), TimeoutError("its own")], [Welcome("b"), HANG]])
+    takes = scene.client._streams.script
+
+    def take(name: str, args: tuple, session_id: str) -> list[Any]:
+        scene.now = 60.0 * len(scene.engine.of("take"))
+        return takes(name, args, session_id)
+
+    scene.client._streams.script = take
+    with pytest.raises(ApiError, match=r"waited 60\.0 s"):
+        await scene.run(Caller(timeout_s=30.0))
 
 
 async def test_without_a_router_replicas_are_chosen_here():

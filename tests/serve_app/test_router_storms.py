@@ -413,7 +413,7 @@ class World:
             assert not server._desk._claims and not server._desk._settled, (name, server._desk._claims)
             assert not server._engine.running and not server._engine.waiting, name
             assert len(node.calls) == 0, (name, [c._method for c in node.calls])
-        assert not self.client._notes
+        assert not self.client._notes._tasks
         assert len(shell._gone) <= 8 and not shell._boundaries.keys() - self.replicas.keys()
 
 

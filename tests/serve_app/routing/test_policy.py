@@ -460,6 +460,14 @@ def test_settings_name_what_is_wrong_with_them():
     assert RoutingSettings(prefix_wait_s=0.0).prefix_wait_s == 0
 
 
+@pytest.mark.parametrize("field", ["age_s", "deadline_s"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_request_whose_times_are_none_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} of request r is {value}"):
+        request_of("r", **{field: value})
+    assert getattr(request_of("r", **{field: 0.0}), field) == 0
+
+
 def test_a_request_is_plain_and_can_be_compared():
     assert request_of("r") == request_of("r")
 

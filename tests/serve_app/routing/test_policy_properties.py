@@ -332,17 +332,17 @@ def test_no_load_makes_anybody_wait_much_longer_than_the_limit(seed, num_replica
         world.step()
         if "victim" in world.done:
             break
-    overdue = {id for id, time_s in world.arrived_s.items() if time_s <= world.arrived_s["victim"]}
-    # Those that are older go first, each in its turn; a lane serves one within 20 steps.
-    bound_s = 0.5 + 0.2 * (2 + len(overdue) / (num_replicas * num_lanes))
+    num_tenants = len({request.tenant for request in world.requests.values()})
+    # One of each tenant may go before it; a lane serves one within 20 steps.
+    bound_s = 0.5 + 0.2 * (2 + num_tenants / (num_replicas * num_lanes))
     victims = [d for d in world.log if isinstance(d, Assigned) and d.lease.request_id == "victim"]
     assert victims and victims[0].waited_s <= bound_s
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32), workloads())
-def test_once_a_request_is_overdue_none_that_arrived_later_is_assigned_before_it(seed, workload):
-    """Among requests of one size, so that nobody lacks pages."""
+def test_once_a_request_is_overdue_none_of_its_tenant_that_arrived_later_is_assigned_before_it(seed, workload):
+    """Nor any of another tenant that is not overdue. Among requests of one size, so that nobody lacks pages."""
     world = World(seed, 2, 1, Trouble(), max_wait_s=0.2, max_queue=1000)
     small = [
         (delay, request_of(r.request_id, priority=r.priority, tenant=r.tenant, max_tokens=r.max_tokens))
@@ -355,8 +355,11 @@ def test_once_a_request_is_overdue_none_that_arrived_later_is_assigned_before_it
         if isinstance(decision, Assigned):
             id = decision.lease.request_id
             waiting.pop(id, None)
-            older = [t for t in waiting.values() if t < world.arrived_s[id] and t + 0.2 <= world.now_s]
-            assert not older, f"{id} passed an overdue request"
+            arrived_s, tenant = world.arrived_s[id], world.requests[id].tenant
+            is_overdue = arrived_s + 0.2 <= world.now_s
+            for other, time_s in waiting.items():
+                if time_s < arrived_s and time_s + 0.2 <= world.now_s:
+                    assert is_overdue and world.requests[other].tenant != tenant, f"{id} passed {other}"
         follow(decision)
 
     world.follow = watch  # type: ignore[method-assign]
@@ -474,6 +477,32 @@ def test_the_longest_cached_prefix_is_found_by_halving(cached):
     num_cached = next((i for i, is_cached in enumerate(cached) if not is_cached), len(cached))
     replica = Replica(report_of("a", prefixes_added=keys[:num_cached]), 0.0, RoutingSettings())
     assert replica.num_cached(keys) == num_cached
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(-1, 1))
+def test_a_light_tenant_waits_no_longer_for_a_flood_than_the_limit_and_its_turn(seed, num_lanes, priority):
+    """Overdue requests went by age alone: whoever had sent hundreds kept all others waiting until those were served."""
+    world = World(seed, 1, num_lanes, Trouble(), max_wait_s=0.5, max_queue=10_000)
+    for step in range(400):
+        for i in range(2):
+            world.submit(request_of(f"flood-{step}-{i}", tenant="flood", priority=-1))
+        if step >= 100 and step % 50 == 0:
+            world.submit(request_of(f"light-{step}", tenant="light", priority=priority))
+        world.step()
+    for _ in range(100):
+        world.step()
+    waited_s = {
+        d.lease.request_id: d.waited_s
+        for d in world.log
+        if isinstance(d, Assigned) and d.lease.request_id.startswith("light")
+    }
+    assert len(waited_s) == 6
+    # Until a lane comes free for one of the flood, and then for it: a lane serves one within 20 steps. One of its own
+    # may stand before it.
+    assert max(waited_s.values()) <= 0.5 + 4 * 20 * STEP_S
+    served_flood = [d for d in world.log if isinstance(d, Assigned) and d.lease.request_id.startswith("flood")]
+    assert max(d.waited_s for d in served_flood) > 1.5, "there was no flood"
 
 
 def test_tenants_share_a_deployment_by_tokens():

@@ -15,7 +15,7 @@ def order(queue: WaitingQueue, now_s: float = 0.0) -> list[str]:
 
 def serve(queue: WaitingQueue, now_s: float = 0.0) -> Waiting:
     waiting = next(queue.in_order(now_s))
-    queue.remove(waiting, is_served=True)
+    queue.remove(waiting, served_s=now_s)
     return waiting
 
 
@@ -35,7 +35,7 @@ def test_a_smaller_priority_is_served_first():
     assert order(queue) == ["high", "middle", "low"]
 
 
-def test_what_has_waited_too_long_goes_first_by_age_whatever_its_priority_and_tenant():
+def test_what_has_waited_too_long_goes_first_by_age_whatever_its_priority():
     queue = WaitingQueue(10)
     queue.add(request_of("low", priority=9), 0)
     queue.add(request_of("lower", priority=10), 1)
@@ -44,6 +44,29 @@ def test_what_has_waited_too_long_goes_first_by_age_whatever_its_priority_and_te
     assert order(queue, 10) == ["low", "high", "lower"]
     assert order(queue, 11) == ["low", "lower", "high"]
     assert queue.next_overdue_s(0) == 10 and queue.next_overdue_s(10) == 11 and queue.next_overdue_s(15) == float("inf")
+
+
+def test_overdue_requests_of_tenants_take_turns_and_the_newest_tenant_comes_last():
+    queue = WaitingQueue(10)
+    for i in range(4):
+        queue.add(request_of(f"flood-{i}", tenant="flood", priority=-1), 0)
+    for i in range(2):
+        queue.add(request_of(f"few-{i}", tenant="few", priority=i), 1)
+    assert order(queue, 11) == ["flood-0", "few-0", "flood-1", "few-1", "flood-2", "flood-3"]
+    assert serve(queue, 10).request.request_id == "flood-0"
+    queue.add(request_of("third", tenant="third", priority=9, age_s=10.5), 11)
+    # It is overdue since 10.5: behind the flood, which was served at 10, and before those of 11.
+    assert order(queue, 11) == ["flood-1", "third", "few-0", "flood-2", "few-1", "flood-3"]
+
+
+def test_an_overdue_request_that_a_replica_returned_costs_its_tenant_no_second_turn():
+    queue = WaitingQueue(10)
+    queue.add(request_of("a0", tenant="a"), 0)
+    queue.add(request_of("a1", tenant="a"), 0.5)
+    queue.add(request_of("b0", tenant="b"), 1)
+    assert serve(queue, 20).request.request_id == "a0"
+    queue.add(request_of("a0", tenant="a", age_s=20.0, is_returned=True), 20)
+    assert [serve(queue, 20).request.request_id for _ in range(3)] == ["a0", "b0", "a1"]
 
 
 def test_a_returned_request_goes_to_the_head_of_its_priority():
@@ -146,6 +169,47 @@ def test_the_order_told_is_the_order_of_service(operations):
     assert len(told) == len(set(told)) == len(queue)
     assert told == [serve(queue, now_s).request.request_id for _ in range(len(queue))]
     assert not queue and not queue.num_tenants and queue.next_deadline_s == float("inf")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(-3, 3), st.booleans()), max_size=80),
+    st.integers(0, 5),
+    st.integers(1, 3),
+)
+def test_an_overdue_request_waits_for_one_of_each_other_tenant_and_those_of_its_own(arrivals, max_wait_s, every_s):
+    """Whatever the priorities, and however much the others send: one service each `every_s` seconds."""
+    queue = WaitingQueue(max_wait_s)
+    now_s = 0
+    passed: dict[str, list[str]] = {}
+    tenant_of: dict[str, str] = {}
+    pending = list(arrivals)
+    while pending or len(queue):
+        while pending and not pending[0][3]:
+            submit(queue, pending.pop(0), tenant_of, now_s)
+        if pending:
+            submit(queue, pending.pop(0), tenant_of, now_s)
+        if now_s % every_s == 0 and len(queue):
+            overdue = [w for w in queue.in_order(now_s) if queue.is_overdue(w, now_s)]
+            for waiting in overdue:
+                passed.setdefault(waiting.request.request_id, [])
+            served = serve(queue, now_s)
+            if overdue:
+                assert served is overdue[0]
+            for waiting in overdue:
+                passed[waiting.request.request_id].append(served.request.tenant)
+        now_s += 1
+    for id, tenants in passed.items():
+        own = tenants.count(tenant_of[id])
+        # Its own older ones each take a turn, and so may each other tenant before each of them and before it.
+        assert all(tenants.count(other) <= own for other in set(tenants) - {tenant_of[id]}), (id, tenants)
+
+
+def submit(queue: WaitingQueue, arrival: tuple[int, int, int, bool], tenant_of: dict[str, str], now_s: float) -> None:
+    num_more, tenant, priority, _ = arrival
+    for _ in range(1 + 3 * num_more):
+        id = f"r{len(tenant_of)}"
+        tenant_of[id] = f"t{tenant}"
+        queue.add(request_of(id, tenant=f"t{tenant}", priority=priority), now_s)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 100)), min_size=30, max_size=80))
