@@ -407,10 +407,10 @@ class World:
         known = {id_: replica for id_, replica in policy._replicas.items() if id_ in self.replicas}
         assert set(known) == set(self.replicas)
         for name, replica in known.items():
-            assert not replica._leases and not replica._begun, (name, replica._leases, replica._begun)
+            assert not replica._leases and not replica._taken, (name, replica._leases, replica._taken)
         for name, node in self.replicas.items():
             server = node.content
-            assert not server._desk._claims and not server._desk._settled, (name, server._desk._claims)
+            assert not server._desk._taken and not server._desk._settled, (name, server._desk._taken)
             assert not server._engine.running and not server._engine.waiting, name
             assert len(node.calls) == 0, (name, [c._method for c in node.calls])
         assert not self.client._notes._tasks
