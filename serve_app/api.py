@@ -55,6 +55,15 @@ def _check_request_id(request: Request) -> None:
 router = APIRouter(responses={"default": ERROR_RESPONSE}, dependencies=[Depends(_check_request_id)])
 TIMEOUT_HEADER = "x-queue-timeout-seconds"
 """How long a request may wait for a replica. `x-request-timeout-seconds` is Serve's own, for the whole answer."""
+_HEADERS = [
+    {
+        "name": TIMEOUT_HEADER,
+        "in": "header",
+        "description": "Seconds above 0 that the request may wait for a replica before a 408. Absent: no limit.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+]
+"""What the code reads from the request itself, so that FastAPI does not find it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ def create_api(service: Service) -> FastAPI:
     return app
 
 
-@router.post("/v1/completions", tags=["generate"])
+@router.post("/v1/completions", tags=["generate"], openapi_extra={"parameters": _HEADERS})
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue a prompt, plain or as server-sent events."""
     service = _service(request)

@@ -101,6 +101,7 @@ async def test_the_api_describes_itself(server):
     paths = (await server().get("/openapi.json")).json()["paths"]
     body = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+    assert [each["name"] for each in paths["/v1/completions"]["post"]["parameters"]] == ["x-queue-timeout-seconds"]
     assert (await server().get("/docs")).status_code == 200
 
 
