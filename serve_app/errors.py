@@ -116,7 +116,11 @@ class Answer:
 
 _INTERNAL = Answer(500, SERVER_ERROR, "internal_error", message="internal error; the server's log has the details")
 _UNAVAILABLE = Answer(
-    503, SERVER_ERROR, "engine_unavailable", retry_after_s=2, message="no engine is available; try again shortly"
+    503,
+    SERVER_ERROR,
+    "engine_unavailable",
+    retry_after_s=2,
+    message="the engine that had this request is gone; try again shortly",
 )
 
 ANSWERS: Mapping[type[Exception], Answer] = {
