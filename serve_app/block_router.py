@@ -32,7 +32,7 @@ from .routing.messages import (
     Submitted,
     Withdrawn,
 )
-from .routing.pass_times import PassTimes
+from .routing.pass_times import coming_pass_s
 from .routing.policy import RoutingPolicy, RoutingSettings
 from .telemetry import ServeRecorder, hide_calls_of
 
@@ -232,7 +232,7 @@ class BlockRouter:
         """Compare the ends of blocks with what was predicted when they were first seen."""
         predicted = self._boundaries.get(report.replica_id, {})
         following: dict[str, tuple[int, float]] = {}
-        pass_s = PassTimes(report.pass_seconds)(len(report.running)) if report.pass_seconds and report.running else None
+        pass_s = coming_pass_s(report) if report.pass_seconds else None
         for block in report.running:
             before = predicted.get(block.request_id)
             if before is not None and before[0] == block.num_blocks_left:

@@ -12,6 +12,7 @@ from engine import EngineLoad
 
 from .lease_messages import RefusalReason
 from .routing.messages import Lease
+from .routing.pass_times import coming_pass_s
 
 
 class LeaseDesk:
@@ -101,8 +102,7 @@ class LeaseDesk:
         """Pages of each running request that ends within the grace period."""
         if not load.pass_seconds:
             return []
-        larger = [seconds for rows, seconds in load.pass_seconds if rows >= len(load.running)]
-        pass_s = larger[0] if larger else load.pass_seconds[-1][1]
+        pass_s = coming_pass_s(load)
         until_s = self._clock() - self._load_at + self.grace_s
         return [
             block.num_pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 
 class PassTimes:
@@ -55,3 +56,34 @@ class PassTimes:
 
 UNMEASURED = PassTimes(((1, 0.01), (2, 0.011), (4, 0.016), (8, 0.03)))
 """Used until some replica has measured a pass. Only the shape matters: it is the same for all."""
+
+
+class Busy(Protocol):
+    """A replica's report, or its engine's load."""
+
+    @property
+    def running(self) -> Sequence[object]:
+        """What has a lane."""
+
+    @property
+    def num_waiting(self) -> int:
+        """What has none yet."""
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes in all."""
+
+    @property
+    def pass_seconds(self) -> Sequence[tuple[int, float]]:
+        """(rows, seconds), measured, rising by rows."""
+
+
+def num_rows_to_come(busy: Busy) -> int:
+    """Rows of the passes to come: what runs, and what waits as far as there are lanes; at least 1."""
+    return max(min(len(busy.running) + busy.num_waiting, busy.num_lanes), 1)
+
+
+def coming_pass_s(busy: Busy) -> float:
+    """Seconds of one of these passes, by its own measurements where it has some."""
+    seconds = PassTimes(busy.pass_seconds) if busy.pass_seconds else UNMEASURED
+    return seconds(num_rows_to_come(busy))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .messages import ReplicaReport, RouteRequest
-from .pass_times import UNMEASURED, PassTimes
+from .pass_times import coming_pass_s
 
 BLOCK_SIZE = 64
 
@@ -36,8 +36,7 @@ class ReplicaClock:
 
 def clock_of(report: ReplicaReport, age_s: float = 0.0) -> ReplicaClock:
     """What a report says of when lanes come free."""
-    seconds = PassTimes(report.pass_seconds) if report.pass_seconds else UNMEASURED
-    pass_s = seconds(max(len(report.running), 1))
+    pass_s = coming_pass_s(report)
     ends = sorted(block.num_steps_left * pass_s for block in report.running if block.num_blocks_left == 0)
     return ReplicaClock(
         replica_id=report.replica_id,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from .messages import Lease, ReplicaReport
-from .pass_times import UNMEASURED, PassTimes
+from .pass_times import UNMEASURED, PassTimes, num_rows_to_come
 from .settings import RoutingSettings
 
 NEVER = float("inf")
@@ -106,8 +106,7 @@ class Replica:
             self.pass_times = PassTimes(report.pass_seconds)
         self._learn_prefixes(report)
         self._settle(report)
-        rows = min(len(report.running) + report.num_waiting, report.num_lanes)
-        pass_s = self.pass_times(max(rows, 1))
+        pass_s = self.pass_times(num_rows_to_come(report))
         ending = sorted(
             (block for block in report.running if block.num_blocks_left == 0),
             key=lambda b: (b.num_steps_left, b.num_pages),

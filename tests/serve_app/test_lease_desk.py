@@ -99,20 +99,20 @@ def test_a_shared_prefix_needs_no_pages_until_it_is_gone(desk):
     ("running", "refused"),
     [
         ((block("a", 5), block("b", 50)), False),
-        ((block("a", 6), block("b", 50)), True),
+        ((block("a", 8), block("b", 50)), True),
         ((block("a", 5, blocks_left=1), block("b", 50)), True),
         ((block("a", 5, pages=0), block("b", 5, pages=9)), False),
         ((block("a", 5, pages=0), block("b", 50, pages=9)), True),
     ],
 )
 def test_a_lane_that_comes_free_within_the_grace_is_as_good_as_free(desk, running, refused):
-    # A pass of two rows is taken to last as long as the next larger one that was measured: 0.02 s.
+    # A pass of two rows lies between those that were measured: 0.0133 s.
     desk.update(load(*running, pages_free=0))
     assert desk.refusal(lease(), 1, ()) is (RefusalReason.NO_ROOM if refused else None)
 
 
 def test_a_boundary_comes_nearer_while_nothing_is_heard(desk, clock):
-    desk.update(load(block("a", 6), block("b", 50)))
+    desk.update(load(block("a", 8), block("b", 50)))
     assert desk.refusal(lease(), 1, ()) is RefusalReason.NO_ROOM
     clock.now += 0.03
     assert desk.refusal(lease(), 1, ()) is None

@@ -480,3 +480,13 @@ def test_requests_let_go_together_are_of_one_group():
     later = lease_of(router.submit("r3")).lease.group
     assert len(together) == 2 and len(set(together)) == 1
     assert later not in together
+
+
+def test_a_replica_whose_passes_take_no_time_is_a_replica():
+    """As that of an engine which computes nothing."""
+    router = Router()
+    router.report(report_of("a", pass_seconds=((1, 0.0), (2, 0.0)), running=[block("x", 3)]))
+    assert assigned(router.submit("r")) == [("r", "a")]
+    router.now_s += 1
+    router.report(full("a", 2, pass_seconds=((1, 0.0),)))
+    router.submit("r2")

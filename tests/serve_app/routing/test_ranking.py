@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.routing.pass_times import PassTimes
+from serve_app.routing.pass_times import PassTimes, num_rows_to_come
 from serve_app.routing.ranking import ReplicaClock, clock_of, rank_replicas, starts_in_s
 from tests.serve_app.routing.helpers import block, report_of, request_of
 
@@ -82,3 +82,16 @@ def test_more_rows_than_were_measured_are_not_taken_for_free():
     """The second row costs next to nothing; believing the same of the third would send everything to one replica."""
     assert PassTimes(((1, 0.005),))(3) == pytest.approx(0.010)
     assert PassTimes(((1, 0.005), (2, 0.0054)))(4) == pytest.approx(0.0054 + 2 * 0.00135)
+
+
+def test_passes_to_come_have_a_row_for_all_that_runs_and_waits_as_far_as_there_are_lanes():
+    assert num_rows_to_come(report_of("a")) == 1
+    running = [block("x"), block("y")]
+    assert num_rows_to_come(report_of("a", running=running, num_waiting=1)) == 3
+    assert num_rows_to_come(report_of("a", running=running, num_waiting=100)) == report_of("a").num_lanes
+
+
+def test_passes_without_a_measured_time_are_no_error():
+    nothing = report_of("a", running=[block("x", 3)], pass_seconds=((1, 0.0),))
+    assert clock_of(nothing).boundaries_s == (0.0,)
+    assert starts_in_s(clock_of(nothing)) == 0.0
