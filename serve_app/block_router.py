@@ -103,8 +103,7 @@ class BlockRouter:
         now = self._clock()
         if now < self._gone.get(report.replica_id, now):
             return self._answer(wants_all_prefixes=False)
-        if block_size != self._policy.settings.block_size:
-            self._policy.settings = replace(self._policy.settings, block_size=block_size)
+        self._policy.block_size = block_size
         if not self._has_heard and report.number > 1:
             # A replica that has reported before, to somebody who is no more.
             self._recorder.count("router_restarts_seen")
@@ -159,8 +158,7 @@ class BlockRouter:
                 "the limits of the queue stay as they are; mend them before this replica is replaced: %s", error
             )
             return
-        # A block's size is what replicas last reported.
-        self._policy.settings = replace(settings, block_size=self._policy.settings.block_size)
+        self._policy.settings = settings
         self._is_configured = True
 
     def _handle(self, event: RouterEvent | None) -> None:

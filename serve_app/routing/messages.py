@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
 
+BLOCK_SIZE = 64
+"""Positions of a block, and of a page, until a replica says otherwise."""
 PREFIX_KEY_BYTES = 8
 """Of the engine's keys of 32 bytes; two prefixes that agree by chance cost a worse choice, never a wrong answer."""
 

@@ -10,6 +10,7 @@ from collections import deque
 
 from .choice import Candidate, Work, cheapest, sooner_with_prefix
 from .messages import (
+    BLOCK_SIZE,
     Assigned,
     AssignmentReason,
     Decision,
@@ -55,10 +56,12 @@ class RoutingPolicy:
     def __init__(self, settings: RoutingSettings | None = None, *, lease_prefix: str = "") -> None:
         """`lease_prefix` begins every lease's id: with another one, a new router's leases are never an old one's.
 
-        `settings` may be replaced later: limits of the queue, `prefix_wait_s` and `block_size` then change at once, the
-        other times only for replicas that are new; `max_wait_s` stays.
+        `settings` may be replaced later: limits of the queue and `prefix_wait_s` then change at once, the other
+        times only for replicas that are new; `max_wait_s` stays.
         """
         self.settings = settings or RoutingSettings()
+        self.block_size = BLOCK_SIZE
+        """Positions of a block, and of a page: what replicas say."""
         self._lease_prefix = lease_prefix
         self._queue = WaitingQueue(self.settings.max_wait_s)
         self._replicas: dict[str, Replica] = {}
@@ -199,7 +202,7 @@ class RoutingPolicy:
         """Assign a request, or see to it that it will find room."""
         claims = self._claims
         allowed = [r for r in open_replicas if claims.get(r.id, waiting) is waiting] if claims else open_replicas
-        work = Work.of(waiting.request, self.settings.block_size)
+        work = Work.of(waiting.request, self.block_size)
         best, is_by_prefix = cheapest(allowed, work, self._now_s)
         is_overdue = self._queue.is_overdue(waiting, self._now_s)
         if best is None:

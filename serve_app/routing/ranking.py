@@ -10,10 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .messages import ReplicaReport, RouteRequest
+from .messages import BLOCK_SIZE, ReplicaReport, RouteRequest
 from .pass_times import coming_pass_s
-
-BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

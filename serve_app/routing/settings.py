@@ -25,13 +25,10 @@ class RoutingSettings:
     prefix_wait_s: float = 0.05
     """A request waits at most so long for a full replica that holds its prefix, though another one has room, and only
     if it is expected to have its first block sooner that way. 0: never."""
-    block_size: int = 64
-    """Positions of a block, and of a page."""
 
     def __post_init__(self) -> None:
-        for name in ("max_queue", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_queue < 1:
+            raise ValueError(f"max_queue is {self.max_queue}; it must be at least 1")
         if self.max_queue_per_tenant is not None and self.max_queue_per_tenant < 1:
             raise ValueError(
                 f"max_queue_per_tenant is {self.max_queue_per_tenant}; it must be at least 1, or None for no limit"
