@@ -256,7 +256,7 @@ def _caller(request: Request) -> Caller:
     if not 0 < timeout_s < math.inf:
         message = f"{TIMEOUT_HEADER} is {timeout!r}; it must be a number of seconds above 0"
         raise ApiError(400, message, code="invalid_value", param=TIMEOUT_HEADER)
-    return Caller(tenant=tenant, timeout_s=timeout_s)
+    return Caller(tenant=tenant, deadline_s=timeout_s)
 
 
 def _service(request: Request) -> Service:

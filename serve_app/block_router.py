@@ -186,7 +186,7 @@ class BlockRouter:
 
     def _reject(self, decision: Rejected) -> None:
         is_late = decision.reason is RejectionReason.DEADLINE
-        outcome = "deadline" if is_late else "refused_queue"
+        outcome = "deadline" if is_late else "rejected"
         self._recorder.observe("router_queue_seconds", decision.waited_s, outcome=outcome)
         if not is_late:
             self._recorder.count("router_rejections", reason=decision.reason.value)

@@ -25,7 +25,7 @@ class Caller:
 
     tenant: str = ""
     """Names an API key without telling it; the same for all who send none."""
-    timeout_s: float | None = None
+    deadline_s: float | None = None
     """How long the caller waits for its request to begin."""
 
 

@@ -157,7 +157,7 @@ ROUTER_METRICS: dict[str, Metric] = {
     "router_replicas": _gauge("Replicas that the router hears from.", "replicas"),
     "router_lanes_free": _gauge("Lanes that it believes to be free, of all replicas.", "lanes"),
     "router_queue_seconds": _histogram(
-        "Time in the router's queue, by how it ended: assigned, refused_queue, cancelled or deadline.",
+        "Time in the router's queue, by how it ended: assigned, rejected, cancelled or deadline.",
         _REQUEST,
         "outcome",
     ),

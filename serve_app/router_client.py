@@ -120,7 +120,7 @@ class RoutedEngineClient:
             max_tokens=request.max_tokens,
             tokens_per_step=tokens_per_step,
             prefix_keys=short_keys(prefix_keys(request.prompt_token_ids, self._block_size)),
-            deadline_s=caller.timeout_s,
+            deadline_s=caller.deadline_s,
         )
 
     async def _serve(

@@ -133,7 +133,7 @@ async def test_a_key_is_told_apart_from_others_and_never_told(server):
     tenants = []
     for key in ("sk-one", "sk-one", "sk-two"):
         _, (caller,), (asked,) = await caller_of(server, authorization=f"Bearer {key}")
-        assert "sk" not in caller.tenant and caller.timeout_s is None
+        assert "sk" not in caller.tenant and caller.deadline_s is None
         assert asked.priority == -3
         tenants.append(caller.tenant)
     assert tenants[0] == tenants[1] != tenants[2]
@@ -147,7 +147,7 @@ async def test_who_sends_no_key_shares_a_name(server, headers):
 
 async def test_a_callers_timeout_goes_with_its_request(server):
     _, (caller,), _ = await caller_of(server, **{"x-queue-timeout-seconds": "2.5"})
-    assert caller.timeout_s == 2.5
+    assert caller.deadline_s == 2.5
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", ""])

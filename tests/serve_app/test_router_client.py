@@ -162,7 +162,7 @@ async def test_a_wait_in_the_queue_is_no_failure_of_the_router():
 async def test_the_router_learns_what_it_needs_and_nothing_of_the_text():
     scene = Scene([[Welcome("a"), SECOND]], [[lease("a")]])
     sampling = SamplingParams(tokens_per_step=3)
-    caller = Caller(tenant="t", timeout_s=7.0)
+    caller = Caller(tenant="t", deadline_s=7.0)
     await scene.run(caller, sampling=sampling, priority=-2, attribution=AttributionParams())
     route = scene.asked(0).request
     assert (route.tenant, route.priority, route.tokens_per_step, route.deadline_s) == ("t", -2, 3.0, 7.0)
@@ -174,7 +174,7 @@ async def test_the_router_learns_what_it_needs_and_nothing_of_the_text():
 async def test_a_refused_lease_goes_back_with_its_request():
     refusal = Refusal("a", RefusalReason.NO_ROOM)
     scene = Scene([[refusal], [Welcome("b"), SECOND]], [[lease("a")], [lease("b", 2)]])
-    assert await scene.run(Caller(timeout_s=5.0)) == [SECOND]
+    assert await scene.run(Caller(deadline_s=5.0)) == [SECOND]
     assert scene.asked(0).returned is None
     assert scene.asked(1).returned == Returned("l1", "a", RefusalReason.NO_ROOM)
     assert scene.asked(1).request.is_returned
@@ -363,7 +363,7 @@ async def test_without_the_router_a_request_that_has_waited_its_time_at_a_replic
     """Only the router looked at the time, so whoever asked for two seconds waited for as long as it took."""
     scene = Scene([[Welcome("a"), HANG]], decisions)
     with pytest.raises(ApiError) as raised:
-        await scene.run(Caller(timeout_s=0.02))
+        await scene.run(Caller(deadline_s=0.02))
     assert (raised.value.status, raised.value.code, raised.value.retry_after_s) == (408, "deadline_exceeded", 1)
     assert scene.engine.responses[-1].is_cancelled
     assert len(scene.engine.of("take")) == 1
@@ -372,7 +372,7 @@ async def test_without_the_router_a_request_that_has_waited_its_time_at_a_replic
 
 async def test_the_time_that_a_request_may_wait_ends_with_its_first_event():
     scene = Scene([[Welcome("a"), FIRST, HANG]])
-    async with aclosing(scene.client.generate(request(), Caller(timeout_s=0.02))) as batches:
+    async with aclosing(scene.client.generate(request(), Caller(deadline_s=0.02))) as batches:
         assert await anext(batches) == FIRST
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(batches), 0.1)
@@ -388,7 +388,7 @@ async def test_the_time_that_a_lost_replica_took_counts_as_waited():
 
     scene.client._streams.script = take
     with pytest.raises(ApiError, match=r"waited 60\.0 s"):
-        await scene.run(Caller(timeout_s=30.0))
+        await scene.run(Caller(deadline_s=30.0))
 
 
 async def test_without_a_router_replicas_are_chosen_here():

@@ -331,7 +331,7 @@ class World:
         return self.rng.choice(list(self.replicas.values())) if self.replicas else None
 
     async def request(self, id_: str) -> None:
-        caller = Caller(tenant=f"t{self.rng.randrange(3)}", timeout_s=self.rng.choice([None, None, 0.5, 30.0]))
+        caller = Caller(tenant=f"t{self.rng.randrange(3)}", deadline_s=self.rng.choice([None, None, 0.5, 30.0]))
         request = GenerateRequest(
             prompt_token_ids=tuple(range(self.rng.randrange(60))),
             max_tokens=20,
