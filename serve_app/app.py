@@ -23,56 +23,57 @@ def build_app(args: AppConfig) -> Application:
 
 def assemble(args: AppConfig, *, engine_factory: EngineFactory = AsyncEngine.from_checkpoint) -> Application:
     """The same with engines of another make."""
-    server = args.engine_server
-    routing = args.router.routing
+    router = _router(args)
     # The decorator's type hides that it returns a Deployment.
-    router = (
-        cast(Deployment, BlockRouter)
-        .options(
-            num_replicas=1,
-            ray_actor_options=_actor_options(args.router.ray_actor_options, needs_gpu=False),
-            max_ongoing_requests=args.router.max_ongoing_requests,
-            user_config={name: getattr(routing, name) for name in sorted(LIVE_SETTINGS)},
-            # Nothing in it is worth waiting for: requests that wait there choose by themselves.
-            graceful_shutdown_timeout_s=1.0,
-            graceful_shutdown_wait_loop_s=0.1,
-            health_check_period_s=2.0,
-        )
-        .bind(routing)
-    )
-    engine_server = (
-        cast(Deployment, EngineServer)
-        .options(
-            **_scale(server),
-            ray_actor_options=_actor_options(server.ray_actor_options, needs_gpu=_needs_gpu(args.engine)),
-            max_ongoing_requests=server.max_ongoing_requests,
-            graceful_shutdown_timeout_s=server.graceful_shutdown_timeout_s,
-            health_check_period_s=server.health_check_period_s,
-            user_config=server.live.model_dump(),
-        )
-        .bind(
-            args.checkpoint,
-            revision=args.revision,
-            engine_config=args.engine,
-            router=router,
-            settings=server,
-            engine_factory=engine_factory,
-            telemetry=args.telemetry,
-        )
-    )
     ingress = cast(Deployment, Ingress).options(
         num_replicas=args.ingress.num_replicas,
         ray_actor_options=_actor_options(args.ingress.ray_actor_options, needs_gpu=False),
         max_ongoing_requests=args.ingress.max_ongoing_requests,
-        graceful_shutdown_timeout_s=server.graceful_shutdown_timeout_s,
+        graceful_shutdown_timeout_s=args.engine_server.graceful_shutdown_timeout_s,
     )
     return ingress.bind(
-        engine_server,
+        _engine_server(args, router, engine_factory),
         router=router,
         model=args.checkpoint,
         revision=args.revision,
         model_id=args.served_model_id,
         settings=args.ingress,
+        telemetry=args.telemetry,
+    )
+
+
+def _router(args: AppConfig) -> Application:
+    routing = args.router.routing
+    deployment = cast(Deployment, BlockRouter).options(
+        num_replicas=1,
+        ray_actor_options=_actor_options(args.router.ray_actor_options, needs_gpu=False),
+        max_ongoing_requests=args.router.max_ongoing_requests,
+        user_config={name: getattr(routing, name) for name in sorted(LIVE_SETTINGS)},
+        # Nothing in it is worth waiting for: requests that wait there choose by themselves.
+        graceful_shutdown_timeout_s=1.0,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2.0,
+    )
+    return deployment.bind(routing)
+
+
+def _engine_server(args: AppConfig, router: Application, engine_factory: EngineFactory) -> Application:
+    server = args.engine_server
+    deployment = cast(Deployment, EngineServer).options(
+        **_scale(server),
+        ray_actor_options=_actor_options(server.ray_actor_options, needs_gpu=_needs_gpu(args.engine)),
+        max_ongoing_requests=server.max_ongoing_requests,
+        graceful_shutdown_timeout_s=server.graceful_shutdown_timeout_s,
+        health_check_period_s=server.health_check_period_s,
+        user_config=server.live.model_dump(),
+    )
+    return deployment.bind(
+        args.checkpoint,
+        revision=args.revision,
+        engine_config=args.engine,
+        router=router,
+        settings=server,
+        engine_factory=engine_factory,
         telemetry=args.telemetry,
     )
 
