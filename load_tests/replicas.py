@@ -122,7 +122,7 @@ def settings(options: argparse.Namespace, description: Path) -> dict[str, Any]:
             "warm_up_tokens": options.warm_up_tokens,
             "graceful_shutdown_timeout_s": 5.0,
         },
-        # One event loop carries about a thousand streams' worth of blocks; steps and prompts are what it spends on.
+        # So that no event loop in front of the engines is what limits them.
         "ingress": {"num_replicas": options.ingresses},
     }
 
