@@ -84,8 +84,7 @@ class MeterMiddleware:
             self._watch(answer, message)
             await send(message)
             # Not before: a body that could not be sent did not arrive.
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                answer.is_complete = True
+            answer.is_complete = answer.is_complete or is_last(message)
 
         is_broken = False
         try:
@@ -113,8 +112,7 @@ class MeterMiddleware:
         recorder = self._recorder
         has_left = not answer.is_complete and not is_broken
         status = CLIENT_CLOSED_REQUEST if has_left or answer.status is None else answer.status
-        # The pattern, not the path: whoever scans for pages must not make a series of each.
-        route = getattr(scope.get("route"), "path", "other")
+        route = route_pattern(scope)
         recorder.count("ingress_requests", route=route, code=str(status))
         for code in answer.error_codes:
             recorder.count("ingress_errors", code=code)
@@ -125,3 +123,16 @@ class MeterMiddleware:
                 recorder.observe("ingress_first_token_seconds", answer.first_byte_at - started)
             if answer.is_complete:
                 recorder.observe("ingress_request_seconds", self._clock() - started)
+
+
+def is_last(message: Message) -> bool:
+    """True of the message that ends an answer."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def route_pattern(scope: Scope) -> str:
+    """The route that the request was answered by, once it has been: `other` if none was found.
+
+    The pattern, not the path: whoever scans for pages must not make a series of each.
+    """
+    return getattr(scope.get("route"), "path", "other")

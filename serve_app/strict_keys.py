@@ -54,12 +54,17 @@ def known_part(value: Any, annotation: Any, path: str, faults: list[Fault]) -> A
     return value
 
 
+_SECRET = ("password", "secret", "token")
+"""In the name of a key whose value is nobody's to read."""
+
+
 def _kept(value: Mapping[Any, Any], fields: Mapping[str, Any], path: str, faults: list[Fault]) -> Any:
     kept: dict[str, Any] = {}
     for key, item in value.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in fields:
-            shown = "" if "password" in str(key) else f" (value {show(item)})"
+            is_secret = any(word in str(key).lower() for word in _SECRET)
+            shown = "" if is_secret else f" (value {show(item)})"
             faults.append(Fault(where, f"unknown key{shown}{way(str(key), fields)}"))
         elif key == "runtime_env" and isinstance(item, Mapping):
             # Ray types it as a dictionary and warns of unknown keys in a log.

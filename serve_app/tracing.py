@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine import Event, Finished
 
 from .config import TelemetrySettings
+from .middleware import is_last, route_pattern
 from .routing.messages import Lease
 from .span_files import SpanFile
 
@@ -103,9 +104,7 @@ class TraceMiddleware:
                 if message["status"] >= 500:
                     span.set_status(Status(StatusCode.ERROR))
             await send(message)
-            is_complete = is_complete or (
-                message["type"] == "http.response.body" and not message.get("more_body", False)
-            )
+            is_complete = is_complete or is_last(message)
 
         inside = otel_context.set_value(_REQUEST_ID, request_id, trace.set_span_in_context(span))
         token = otel_context.attach(inside)
@@ -119,8 +118,7 @@ class TraceMiddleware:
             raise
         finally:
             otel_context.detach(token)
-            # The pattern, once the router has found it.
-            route = getattr(scope.get("route"), "path", "other")
+            route = route_pattern(scope)
             span.update_name(f"{scope['method']} {route}")
             span.set_attribute("http.route", route)
             span.end()

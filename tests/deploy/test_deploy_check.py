@@ -272,11 +272,12 @@ def test_text_that_is_no_deploy_file_is_refused(text, said):
     assert said in str(caught.value)
 
 
-def test_a_password_is_not_shown():
+def test_what_is_secret_is_not_shown():
     (fault,) = faults(planted("http_options.ssl_keyfile_pasword", "s3cret"))
     assert "s3cret" in fault, "only what is called password can be known to be one"
-    (fault,) = faults(planted("http_options.keyfile_password", "s3cret"))
-    assert "s3cret" not in fault
+    for key in ("keyfile_password", "client_Secret", "api_token"):
+        (fault,) = faults(planted(f"http_options.{key}", "s3cret"))
+        assert "s3cret" not in fault
 
 
 def test_applications_of_others_are_checked_as_far_as_serve_knows_them():
