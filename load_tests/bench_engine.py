@@ -39,6 +39,7 @@ from .engine_sections.readiness import ready
 from .engine_sections.report import NotAvailable, Progress, Section
 from .engine_sections.serving import prefill, serve
 from .engine_sections.variants import deterministic, fp8
+from .options import interval, numbers, some_of
 
 SECTIONS: dict[str, Callable[[Bench, Section], None]] = {
     "ceilings": ceilings,
@@ -140,7 +141,7 @@ def write_json(result: dict[str, Any], file: Path | None) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=names, default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--only", type=some_of(SECTIONS), default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--checkpoint", type=Path, help="default: random weights of the 8B shape, or the demo on a CPU")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--rows", type=numbers, help="requests that run together")
@@ -160,30 +161,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--merge", type=Path, nargs="+", help="measure nothing: put the sections of JSON files together"
     )
     return parser.parse_args(arguments)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers of at least 1."""
-    found = tuple(int(part) for part in text.split(","))
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text} holds {min(found)}; every number must be at least 1")
-    return found
-
-
-def interval(text: str) -> tuple[int, int]:
-    """`60,250` as the ends of a range."""
-    ends = numbers(text)
-    if len(ends) != 2 or ends[0] > ends[1]:
-        raise argparse.ArgumentTypeError(f"{text} must be two numbers, the smaller first")
-    return ends[0], ends[1]
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Names of sections in the order in which they run, refused if unknown."""
-    chosen = text.split(",")
-    if unknown := [name for name in chosen if name not in SECTIONS]:
-        raise argparse.ArgumentTypeError(f"unknown section {', '.join(unknown)}; known are {', '.join(SECTIONS)}")
-    return tuple(name for name in SECTIONS if name in chosen)
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -28,12 +28,12 @@ from engine import AsyncEngine, Committed, EngineConfig, GenerateRequest, Sampli
 from serve_app.config import DEMO_CHECKPOINT
 
 from .engine_sections.report import Section, median, percentile
+from .options import some_of
 from .serving_sections.client import Client
 from .serving_sections.description import write_description
 from .serving_sections.engines import paced_engine
 from .serving_sections.hosting import MODES, Host
 from .serving_sections.session import Session
-from .stream_lag import chosen
 
 DEPLOY_TIMEOUT_S = 180.0
 WARM_UPS = 10
@@ -170,8 +170,8 @@ def _p50(name: str, seconds: list[float]) -> dict[str, float]:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", type=chosen(MODES), default=("default", "haproxy"), help=f"of {', '.join(MODES)}")
-    parser.add_argument("--engines", type=chosen(ENGINES), default=tuple(ENGINES), help=f"of {', '.join(ENGINES)}")
+    parser.add_argument("--modes", type=some_of(MODES), default=("default", "haproxy"), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--engines", type=some_of(ENGINES), default=tuple(ENGINES), help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--requests", type=int, help="for each engine (300 at once, 40 of the demo)")
     parser.add_argument("--tokens", type=int, default=8, help="of each answer (8)")
     parser.add_argument("--commit", help="what is being measured, where no git can tell")

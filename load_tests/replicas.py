@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-from .bench_engine import interval
 from .engine_sections.report import Section, percentile
+from .options import interval
 from .serving_sections import figures
 from .serving_sections.client import Client, Outcome, wait_ready
 from .serving_sections.cost import ClientCost

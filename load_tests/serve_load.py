@@ -24,15 +24,14 @@ import aiohttp
 
 from engine import Policy
 
-from .bench_engine import interval
 from .engine_sections.report import NotAvailable, Section
+from .options import interval, some_of
 from .serving_sections import figures
 from .serving_sections.client import Answer, Client, Outcome, wait_ready
 from .serving_sections.cost import ClientCost
 from .serving_sections.pacing import arrivals, closed_loop, open_loop
 from .serving_sections.session import Session
 from .serving_sections.traffic import Traffic
-from .stream_lag import chosen
 
 LOOPS = {"closed": True, "open": True}
 READY_TIMEOUT_S = 30.0
@@ -121,14 +120,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="where the server is")
-    parser.add_argument("--loop", type=chosen(LOOPS), default=tuple(LOOPS), help="closed, open or both")
+    parser.add_argument("--loop", type=some_of(LOOPS), default=tuple(LOOPS), help="closed, open or both")
     parser.add_argument("--clients", type=int, default=8, help="of the closed loop (8)")
     parser.add_argument("--rate", type=float, help="requests a second of the open loop")
     parser.add_argument("--seconds", type=float, default=30.0, help="in which requests are sent, for each loop (30)")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="of one request (600)")
     parser.add_argument("--prompt-tokens", type=interval, default=(60, 250), help="fewest and most (60,250)")
     parser.add_argument("--new-tokens", type=interval, default=(64, 256), help="fewest and most (64,256)")
-    parser.add_argument("--policies", type=chosen(dict.fromkeys(get_args(Policy))), default=("confidence",))
+    parser.add_argument("--policies", type=some_of(get_args(Policy)), default=("confidence",))
     parser.add_argument("--steered", type=share, default=0.5, help="share of requests (0.5)")
     parser.add_argument("--explained", type=share, default=0.5, help="share of requests with attributions (0.5)")
     parser.add_argument("--shared", type=share, default=0.5, help="share that begins with a system prompt (0.5)")

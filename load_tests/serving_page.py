@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine_sections.environment import ROOT
-from .engine_sections.rendering import BEGIN, END, CannotWrite, markdown_table, page_around
+from .engine_sections.rendering import CannotWrite, markdown_section, write_figures
 from .serving_sections.session import TITLES
 
 PAGE = ROOT / "docs" / "serving_performance.md"
@@ -27,13 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, default=PAGE, help="the page")
     options = parser.parse_args(arguments)
     try:
-        before, after = page_around(options.markdown)
         lines = page([json.loads(file.read_text(encoding="utf-8")) for file in options.files])
+        write_figures("\n".join([*lines, ""]), options.markdown)
     except (CannotWrite, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    text = "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after or chr(10)}"])
-    options.markdown.write_text(text, encoding="utf-8")
     return 0
 
 
@@ -46,13 +44,7 @@ def page(results: Sequence[dict[str, Any]]) -> list[str]:
             if name in seen:
                 raise ValueError(f"two files have the section {name!r}; give one of them")
             seen.add(name)
-            lines += ["", f"### {TITLES[name]}", "", *_measured_on(result)]
-            if section["status"] != "ok":
-                lines += ["", f"`{name}` {section['status']}: {section['reason']}"]
-            for table in section["tables"]:
-                lines += ["", *([f"{table['name'].capitalize()}:", ""] if table["name"] else [])]
-                lines += markdown_table(table["rows"])
-            lines += ["", *(f"- {note}" for note in section["notes"])] if section["notes"] else []
+            lines += ["", f"### {TITLES[name]}", "", *_measured_on(result), *markdown_section(name, section)]
     return lines
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine_sections.report import Section, median, percentile
+from .options import some_of
 from .serving_sections.client import Answer, Client
 from .serving_sections.cost import ClientCost
 from .serving_sections.description import NUM_NUMBERS, write_description
@@ -185,8 +186,8 @@ def add(section: Section, mode: str, detail: str, runs: list[dict[str, Any]]) ->
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", type=chosen(MODES), default=("default", "haproxy"), help=f"of {', '.join(MODES)}")
-    parser.add_argument("--detail", type=chosen(DETAILS), default=tuple(DETAILS), help=f"of {', '.join(DETAILS)}")
+    parser.add_argument("--modes", type=some_of(MODES), default=("default", "haproxy"), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--detail", type=some_of(DETAILS), default=tuple(DETAILS), help=f"of {', '.join(DETAILS)}")
     parser.add_argument("--streams", type=int, default=64, help="at once (64)")
     parser.add_argument("--tokens", type=int, default=300, help="of each stream (300)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="length of an engine step (10)")
@@ -196,18 +197,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="what is being measured, where no git can tell")
     parser.add_argument("--json", type=Path, help="write the JSON object here too")
     return parser.parse_args(arguments)
-
-
-def chosen(known: dict[str, Any]) -> Any:
-    """A parser of names in the order in which they are known, refused if unknown."""
-
-    def parse_names(text: str) -> tuple[str, ...]:
-        names = text.split(",")
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; known are {', '.join(known)}")
-        return tuple(name for name in known if name in names)
-
-    return parse_names
 
 
 if __name__ == "__main__":

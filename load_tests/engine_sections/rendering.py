@@ -129,14 +129,19 @@ def markdown(result: dict[str, Any]) -> str:
     rows, why_none = bars_table(result)
     lines += ["", f"### {TITLES['bars']}", "", *(markdown_table(rows) if rows else [f"No verdicts: {why_none}."])]
     for name, section in result["sections"].items():
-        lines += ["", f"### {TITLES[name]}"]
-        if section["status"] != "ok":
-            lines += ["", f"`{name}` {section['status']}: {section['reason']}"]
-        for table in section["tables"]:
-            lines += ["", *([f"{table['name'].capitalize()}:", ""] if table["name"] else [])]
-            lines += markdown_table(table["rows"])
-        lines += ["", *(f"- {note}" for note in section["notes"])] if section["notes"] else []
+        lines += ["", f"### {TITLES[name]}", *markdown_section(name, section)]
     return "\n".join(lines) + "\n"
+
+
+def markdown_section(name: str, section: dict[str, Any]) -> list[str]:
+    """One section's tables and notes below its heading."""
+    lines: list[str] = []
+    if section["status"] != "ok":
+        lines += ["", f"`{name}` {section['status']}: {section['reason']}"]
+    for table in section["tables"]:
+        lines += ["", *([f"{table['name'].capitalize()}:", ""] if table["name"] else [])]
+        lines += markdown_table(table["rows"])
+    return lines + (["", *(f"- {note}" for note in section["notes"])] if section["notes"] else [])
 
 
 def page_around(file: Path) -> tuple[str, str]:
@@ -151,9 +156,14 @@ def page_around(file: Path) -> tuple[str, str]:
 
 
 def write_markdown(result: dict[str, Any], file: Path) -> None:
-    """Write the figures between the marks of the page, which is made if it is not there."""
+    """Write the result between the marks of the page."""
+    write_figures(markdown(result), file)
+
+
+def write_figures(figures: str, file: Path) -> None:
+    """Put whole lines between the marks of a page, which is made if it is not there. Raises CannotWrite."""
     before, after = page_around(file)
-    file.write_text(f"{before}{BEGIN}\n{markdown(result)}{END}{after or chr(10)}", encoding="utf-8")
+    file.write_text(f"{before}{BEGIN}\n{figures}{END}{after or chr(10)}", encoding="utf-8")
 
 
 def _environment(result: dict[str, Any]) -> dict[str, str]:

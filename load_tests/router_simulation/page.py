@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..engine_sections.rendering import BEGIN, END, markdown_table, page_around, text_table
+from ..engine_sections.rendering import markdown_table, text_table, write_figures
 from .study import MAIN_LOAD, PREFIX_ROUTERS, ROUTERS
 
 Row = dict[str, Any]
@@ -116,7 +116,6 @@ def text(result: dict[str, Any]) -> str:
 
 def write_markdown(result: dict[str, Any], file: Path) -> None:
     """Write the figures between the marks of the page. Raises CannotWrite where it has none."""
-    before, after = page_around(file)
     lines = [f"`{result['command']}`, {result['date']}, Python {result['python']}.", ""]
     rate = result["saturation_per_s"]
     lines += [
@@ -125,5 +124,4 @@ def write_markdown(result: dict[str, Any], file: Path) -> None:
     ]
     for title, rows in tables(result):
         lines += [f"### {title}", "", *markdown_table(rows), ""]
-    page = f"{before}{BEGIN}\n" + "\n".join(lines) + f"{END}{after or chr(10)}"
-    file.write_text(page, encoding="utf-8")
+    write_figures("\n".join(lines), file)

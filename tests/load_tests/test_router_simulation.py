@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from load_tests import simulate_router
+from load_tests.engine_sections.rendering import BEGIN, END
 from load_tests.router_simulation import page, study
 from load_tests.router_simulation.block_router import BlockRouter
 from load_tests.router_simulation.cache import PageCache
@@ -371,11 +372,11 @@ def test_a_bar_is_met_or_missed_by_its_figure(result):
 def test_the_command_shows_a_file_and_writes_between_the_marks(result, tmp_path, capsys):
     source, target = tmp_path / "routing.json", tmp_path / "page.md"
     source.write_text(json.dumps(result))
-    target.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    target.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert simulate_router.main(["--from", str(source), "--markdown", str(target)]) == 0
     shown, written = capsys.readouterr().out, target.read_text()
     assert "p95 of the time to the first block, 2 replicas" in shown
-    assert written.startswith(f"before\n{page.BEGIN}\n`python -m") and written.endswith(f"{page.END}\nafter\n")
+    assert written.startswith(f"before\n{BEGIN}\n`python -m") and written.endswith(f"{END}\nafter\n")
     assert "old" not in written.split("\n")[2] and "| block router" in written
 
 
