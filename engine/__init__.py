@@ -44,6 +44,7 @@ from .request import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    WeightOverride,
 )
 from .runner.capacity import plan_memory
 from .runner.memory import MemoryPlan
@@ -95,6 +96,7 @@ __all__ = [
     "Suppression",
     "TokenAttribution",
     "Unsupported",
+    "WeightOverride",
     "check_request",
     "plan_memory",
     "prefix_keys",

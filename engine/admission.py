@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .checks import is_whole, shown
 from .config import ModelConfig
-from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge
+from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge, Unsupported
 from .request import GenerateRequest
 
 MAX_END_TOKENS = 64
@@ -62,6 +62,8 @@ def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int | 
 
 def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
     sampling = request.sampling
+    if sampling.cfg_scale:
+        raise Unsupported("cfg_scale is not served yet; leave it out", param="sampling.cfg_scale")
     if len(sampling.stop_token_ids) > MAX_END_TOKENS:
         raise InvalidValue(
             f"stop_token_ids has {len(sampling.stop_token_ids)} entries; at most {MAX_END_TOKENS}",
@@ -89,6 +91,8 @@ def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
 def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
     if request.steering is None:
         return
+    if request.steering.overrides:
+        raise Unsupported("overrides are not served yet; leave them out", param="steering.overrides")
     num_concepts = config.concept.n_concepts
     for index, intervention in enumerate(request.steering.interventions):
         path = f"steering.interventions[{index}]"

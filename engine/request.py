@@ -23,12 +23,16 @@ MAX_INTERVENTIONS = 128
 MAX_SUPPRESSIONS = 256
 MAX_CONCEPTS = 4096
 """Of one intervention."""
+MAX_OVERRIDES = 32
+MAX_CFG_SCALE = 100.0
 MAX_SEED = 2**63 - 1
 MAX_PRIORITY = 2**63 - 1
 _PENALTY_RANGE = (1e-6, 1e6)
 
 Policy = Literal["confidence", "threshold", "factor", "entropy_bound", "lossless"]
 Unit = Literal["logits", "raw"]
+Head = Literal["known", "discovered"]
+OverrideMode = Literal["delta", "reference"]
 
 DEFAULT_PARAMETERS: Mapping[str, float] = MappingProxyType({"threshold": 0.9, "factor": 1.0, "entropy_bound": 0.1})
 """The adaptive policies, each with a parameter of its own name, and what it is where none is given."""
@@ -139,6 +143,9 @@ class SamplingParams:
     """Treat the checkpoint's end-of-turn token as an ordinary token."""
     min_tokens: int = 0
     """No end token is chosen at the first `min_tokens` generated positions."""
+    cfg_scale: float = 0.0
+    """Guidance: logits become uncond + (cfg_scale + 1) * (cond - uncond), where uncond has seen masks for a prompt.
+    0: off."""
     seed: int | None = None
     """Key of the request's random numbers. None: one is drawn and returned in the output."""
     choice_index: int = 0
@@ -158,6 +165,7 @@ class SamplingParams:
         for name, limits in _PARAMETER_RANGES.items():
             self._check_parameter(name, *limits)
         _whole(self.min_tokens, "sampling.min_tokens", 0)
+        self._set("cfg_scale", _number(self.cfg_scale, "sampling.cfg_scale", 0, MAX_CFG_SCALE, note=" (0 is off)"))
         _whole(self.choice_index, "sampling.choice_index", 0, MAX_SEED)
         _whole(self.num_logprobs, "sampling.num_logprobs", 0, MAX_LOGPROBS)
         if self.top_k is not None:
@@ -305,17 +313,45 @@ class Suppression:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightOverride:
+    """Sets a concept's weight at masked positions, in place of what its head finds there."""
+
+    concept_id: int
+    """Local to `head`."""
+    head: Head = "known"
+    weight: float
+    """The concept's weight from now on; a head's own lie in (0, 1)."""
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.concept_id, 0):
+            raise _refusal(self.concept_id, "steering.overrides.concept_id", "a concept id")
+        _one_of(self.head, "steering.overrides.head", get_args(Head))
+        object.__setattr__(self, "weight", _number(self.weight, "steering.overrides.weight"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SteeringParams:
-    """Interventions and suppressions of one request; each kind adds up."""
+    """Interventions, suppressions and overrides of one request; the first two kinds each add up."""
 
     interventions: tuple[Intervention, ...] = ()
     suppress: tuple[Suppression, ...] = ()
+    overrides: tuple[WeightOverride, ...] = ()
+    """Each concept at most once."""
+    override_mode: OverrideMode = "delta"
+    """`delta` adds (new - current weight) * embedding to the hidden state and keeps the epsilon, so setting the current
+    weight changes nothing. `reference` is what the public package does: the heads' features are summed anew, and one
+    known id drops the epsilon at every position."""
 
     def __post_init__(self) -> None:
         interventions = _items(self.interventions, "steering.interventions", Intervention, MAX_INTERVENTIONS)
         object.__setattr__(self, "interventions", interventions)
         suppress = _items(self.suppress, "steering.suppress", Suppression, MAX_SUPPRESSIONS)
         object.__setattr__(self, "suppress", suppress)
+        overrides = _items(self.overrides, "steering.overrides", WeightOverride, MAX_OVERRIDES)
+        if len({(item.head, item.concept_id) for item in overrides}) < len(overrides):
+            raise InvalidValue("overrides names a concept twice; set each once", param="steering.overrides")
+        object.__setattr__(self, "overrides", overrides)
+        _one_of(self.override_mode, "steering.override_mode", get_args(OverrideMode))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
