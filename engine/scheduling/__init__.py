@@ -17,6 +17,7 @@ from .prefix_index import ROOT_KEY, PrefixChanges, PrefixIndex, prefix_key, pref
 from .rows import Outlook
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
+from .shadow import Shadow
 
 __all__ = [
     "ROOT_KEY",
@@ -36,6 +37,7 @@ __all__ = [
     "Scheduler",
     "Sequence",
     "SequenceFinished",
+    "Shadow",
     "Status",
     "prefix_key",
     "prefix_keys",
