@@ -5,8 +5,9 @@ Shapes: M commits, K concepts of a head, F fields of a packed explanation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from ..decoding import attribution
 from ..model.steerling import SteerlingModel
-from ..output import ConceptContribution, TokenAttribution
+from ..output import Commit, ConceptContribution, TokenAttribution
+from ..request import SamplingParams
+from ..scheduling import PlannedRow
 from .lanes import Lanes
 from .transfer import HostCopy, to_device
 
@@ -35,6 +38,22 @@ class KeptCommit:
     position: int
     token_id: int
     target_logit: float
+    shadow_lane: int | None = None
+    """Of a guided commit: where the hidden state of its unconditional copy is kept."""
+    cfg_scale: float = 0.0
+    """Of a guided commit."""
+
+
+def keep(commit: Commit, row: PlannedRow, sampling: SamplingParams) -> KeptCommit:
+    """What explains a commit later that this denoise row has made."""
+    return KeptCommit(
+        lane=row.lane,
+        position=commit.position,
+        token_id=commit.token_id,
+        target_logit=commit.target_logit,
+        shadow_lane=row.shadow_lane,
+        cfg_scale=sampling.cfg_scale,
+    )
 
 
 class Explainer:
@@ -70,13 +89,35 @@ class Explainer:
         The kept hidden states are taken before any pass that is launched later can overwrite them.
         """
         parts = []
-        for start in range(0, len(kept), self._at_once):
-            part = slice(start, start + self._at_once)
+        for part, is_guided in self._alike(kept):
             # Most requests want a few concepts of some hundred: the others are not looked at.
             most = None if None in top_k[part] else max(k for k in top_k[part] if k is not None)
-            packed, num_known = self._run(kept[part], most)
-            parts.append(_Part(HostCopy(packed[: len(kept[part])]), num_known, most, top_k[part]))
+            explain = self._explain_guided if is_guided else self._explain_plain
+            packed, num_known = explain(kept[part], most)
+            parts.append(_Part(HostCopy(packed), num_known, most, top_k[part]))
         return ExplanationInFlight(parts)
+
+    def _alike(self, kept: list[KeptCommit]) -> Iterator[tuple[slice, bool]]:
+        """Neighbours that can be explained at once, and whether they are guided, which takes two places each."""
+        start = 0
+        for is_guided, commits in groupby(kept, key=lambda commit: commit.shadow_lane is not None):
+            stop = start + sum(1 for _ in commits)
+            at_once = self._at_once // 2 if is_guided else self._at_once
+            for first in range(start, stop, at_once):
+                yield slice(first, min(first + at_once, stop)), is_guided
+            start = stop
+
+    def _explain_plain(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
+        packed_MF, num_known = self._run(kept, most)
+        return packed_MF[: len(kept)], num_known
+
+    def _explain_guided(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
+        copies = [replace(c, lane=c.shadow_lane) for c in kept if c.shadow_lane is not None]
+        packed_MF, num_known = self._run([*kept, *copies], None)
+        own, other = (_unpack(part, num_known) for part in packed_MF[: 2 * len(kept)].chunk(2))
+        numbers = [[c.target_logit, c.cfg_scale] for c in kept]
+        target_M, scale_M = to_device(numbers, torch.float32, self._lanes.device).unbind(dim=1)
+        return _pack(attribution.guided(own, other, target_M, scale_M), most)
 
     def _run(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
         if self._graphs:
@@ -170,6 +211,18 @@ def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tenso
     return torch.cat(parts, dim=-1), concepts[0].shape[1]
 
 
+def _unpack(packed_MF: Tensor, num_known: int) -> attribution.Explanation:
+    """What `_pack` made `packed_MF` of, as views but for the ids."""
+    parts = (packed_MF[:, 3 : 3 + 3 * num_known], packed_MF[:, 3 + 3 * num_known :])
+    known, discovered = (
+        attribution.HeadExplanation(
+            ids_MK=part[:, ::3].long(), weights_MK=part[:, 1::3], contributions_MK=part[:, 2::3], total_M=total_M
+        )
+        for part, total_M in zip(parts, packed_MF.unbind(dim=1)[:2], strict=True)
+    )
+    return attribution.Explanation(known=known, discovered=discovered, epsilon_M=packed_MF[:, 2])
+
+
 def _attributions(part: _Part) -> list[TokenAttribution]:
     packed_MF = part.packed.read()
     known, discovered = packed_MF[:, 3 : 3 + 3 * part.num_known], packed_MF[:, 3 + 3 * part.num_known :]
@@ -190,4 +243,8 @@ def _attributions(part: _Part) -> list[TokenAttribution]:
 
 def _contributions(values: list[float], most: int | None) -> tuple[ConceptContribution, ...]:
     items = zip(values[::3], values[1::3], values[2::3], strict=True)
-    return tuple(ConceptContribution(int(id_), weight, amount) for id_, weight, amount in islice(items, most))
+    return tuple(
+        ConceptContribution(int(id_), weight, amount)
+        for id_, weight, amount in islice(items, most)
+        if id_ != attribution.NOTHING
+    )

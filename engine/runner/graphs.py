@@ -1,8 +1,9 @@
 """Captured passes: CUDA graphs of the layers and of the choice of tokens, one of each for a bucket of rows.
 
 A pass replays two: the layers', for its length of page table, and the choice's, for its number of picks a row. They
-meet in a canvas that all buckets share, as they share the logits. Whatever else a pass needs it finds in the lanes, so
-no mix of phases, steering, attribution, policies or sampling ever needs another graph.
+meet in a canvas that all buckets share, as they share the logits. Passes that alter logits have choices of their own,
+so that others do not carry what altering takes. Whatever else a pass needs it finds in the lanes, so no mix of phases,
+steering, attribution, policies or sampling ever needs another graph.
 
 Shapes: R rows, C canvas positions, D model width, W padded vocabulary.
 """
@@ -46,8 +47,8 @@ class _Bucket:
     """The rows' fields without their page tables, which the choice reads."""
     layers: dict[tuple[int, bool], _Layers] = field(default_factory=dict)
     """By length of page table, and whether there may be drafts."""
-    choices: dict[tuple[int, bool], tuple[_Graph, Decision]] = field(default_factory=dict)
-    """By picks a row, and whether rows predict."""
+    choices: dict[tuple[int, bool, bool], tuple[_Graph, Decision]] = field(default_factory=dict)
+    """By picks a row, whether rows predict, and whether logits are altered."""
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
@@ -106,18 +107,19 @@ class GraphedPasses:
         layers.graph.replay()
         if batch.num_denoise == 0:
             return None
-        num_picks = _first_at_least(self._picks_for(batch.predicts), batch.num_picks)
-        graph, decision = bucket.choices[num_picks, batch.predicts]
+        num_picks = _first_at_least(self._picks_for(batch.predicts, batch.alters), batch.num_picks)
+        graph, decision = bucket.choices[num_picks, batch.predicts, batch.alters]
         graph.replay()
         return decision
 
-    def _picks_for(self, predicts: bool) -> tuple[int, ...]:
-        return tuple(sorted({2, self._picks[-1]})) if predicts else self._picks
+    def _picks_for(self, predicts: bool, alters: bool) -> tuple[int, ...]:
+        few = {2} if predicts else {1} if alters else set(self._picks)
+        return tuple(sorted(few | {self._picks[-1]}))
 
     def _capture_bucket(self, num_rows: int) -> _Bucket:
         program, device = self._program, self._program.lanes.device
         canvas = self._canvas.first(num_rows)
-        idle = Batch((), 0, 0, False, 0)
+        idle = Batch((), num_denoise=0, num_picks=0, predicts=False, alters=False, num_pages=0)
         fields = self._pack(idle, num_rows, 0).to(device)
         bucket = _Bucket(fields)
         modes = (False, True) if num_rows in self._drafting else (False,)
@@ -131,16 +133,25 @@ class GraphedPasses:
                     canvas.copy_(program.forward(rows, predicts=predicts))
 
                 bucket.layers[table_length, predicts] = _Layers(inputs, self._capture(layers)[0])
-            for num_picks in self._picks_for(predicts):
-
-                def choice(num_picks: int = num_picks, predicts: bool = predicts) -> Decision:
-                    rows = RowTensors.unpack(fields, num_rows)
-                    return program.decide(
-                        rows, canvas, num_rows, num_picks, predicts=predicts, logits_out=self._logits_RCW[:num_rows]
-                    )
-
-                bucket.choices[num_picks, predicts] = self._capture(choice)
+            for alters in (False, True):
+                self._capture_choices(bucket, canvas, num_rows, predicts, alters)
         return bucket
+
+    def _capture_choices(self, bucket: _Bucket, canvas: Canvas, num_rows: int, predicts: bool, alters: bool) -> None:
+        for num_picks in self._picks_for(predicts, alters):
+
+            def choice(num_picks: int = num_picks) -> Decision:
+                return self._program.decide(
+                    RowTensors.unpack(bucket.fields, num_rows),
+                    canvas,
+                    num_rows,
+                    num_picks,
+                    predicts=predicts,
+                    alters=alters,
+                    logits_out=self._logits_RCW[:num_rows],
+                )
+
+            bucket.choices[num_picks, predicts, alters] = self._capture(choice)
 
     def _make_canvas(self, num_rows: int) -> Canvas:
         lanes, config = self._program.lanes, self._program.config

@@ -154,7 +154,9 @@ class ModelRunner:
         canvas = self._program.forward(tensors, predicts=batch.predicts)
         if batch.num_denoise == 0:
             return None
-        return self._program.decide(tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts)
+        return self._program.decide(
+            tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts, alters=batch.alters
+        )
 
     @torch.no_grad()
     def _capture(self, engine: EngineConfig) -> GraphedPasses:

@@ -14,6 +14,7 @@ from .plan import (
     SequenceFinished,
 )
 from .prefix_index import ROOT_KEY, PrefixChanges, PrefixIndex, prefix_key, prefix_keys
+from .requested import make_sequence
 from .rows import Outlook
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
@@ -39,6 +40,7 @@ __all__ = [
     "SequenceFinished",
     "Shadow",
     "Status",
+    "make_sequence",
     "prefix_key",
     "prefix_keys",
 ]

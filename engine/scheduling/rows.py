@@ -178,14 +178,7 @@ def _prefill_rows(
     rows: list[PlannedRow] = []
     num_prefill = 0
     for outlook in prefilling:
-        sequence, shadow = outlook.sequence, outlook.sequence.shadow
-        blocks = range(outlook.num_sealed, sequence.num_prefill_blocks)
-        wanted = [_write_row(sequence, RowKind.PREFILL, block) for block in blocks]
-        if budget.share_prefixes:
-            wanted = list(takewhile(lambda row: _shared_key(row) not in being_written, wanted))
-        if shadow is not None:
-            of_shadow = range(outlook.num_shadow_sealed, shadow.num_prefill_blocks)
-            wanted += [_shadow_row(sequence, RowKind.PREFILL, block) for block in of_shadow]
+        wanted = _rows_to_prefill(outlook, being_written if budget.share_prefixes else set())
         room = min(budget.max_rows - num_taken - len(rows), budget.max_prefill_rows - num_prefill)
         wanted = wanted[:room]
         being_written |= {_shared_key(row) for row in wanted if not row.is_shadow}
@@ -196,6 +189,18 @@ def _prefill_rows(
             canvas_rows = decode_rows(outlook.after_prefill(), budget.max_rows)
             if num_taken + len(rows) + len(canvas_rows) <= budget.max_rows:
                 rows += canvas_rows
+    return rows
+
+
+def _rows_to_prefill(outlook: Outlook, being_written: set[bytes | None]) -> list[PlannedRow]:
+    """Those of the sequence, up to a block that is being written, and all of its copy's, which nobody else writes."""
+    sequence, shadow = outlook.sequence, outlook.sequence.shadow
+    blocks = range(outlook.num_sealed, sequence.num_prefill_blocks)
+    rows = [_write_row(sequence, RowKind.PREFILL, block) for block in blocks]
+    rows = list(takewhile(lambda row: _shared_key(row) not in being_written, rows))
+    if shadow is not None:
+        of_shadow = range(outlook.num_shadow_sealed, shadow.num_prefill_blocks)
+        rows += [_shadow_row(sequence, RowKind.PREFILL, block) for block in of_shadow]
     return rows
 
 

@@ -154,6 +154,11 @@ class Sequence:
         text = self.token_ids[self.prompt_length : stop]
         return text[: text.index(self.mask_token_id)] if self.mask_token_id in text else text
 
+    @property
+    def unconditional_token_ids(self) -> list[int]:
+        """`token_ids` as a copy that knows nothing of the prompt has them: masks stand in its place."""
+        return [self.mask_token_id] * self.prompt_length + self.token_ids[self.prompt_length :]
+
     def block_range(self, block: int) -> range:
         """Positions of the block that exist."""
         return range(block * self.block_size, self.key_length(block))
