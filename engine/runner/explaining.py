@@ -78,9 +78,10 @@ class Explainer:
             pool = torch.cuda.graph_pool_handle()
             captured = {size: self._capture(size, stream, pool) for size in reversed(sizes)}
             self._graphs = {size: captured[size] for size in sizes}
-        elif lanes.device.type == "cuda":
+        if lanes.device.type == "cuda":
             # Whatever explaining compiles or loads is there before the first request.
-            self.explain([KeptCommit(lanes.idle_lane, 0, 0, 0.0)], [None]).read()
+            nobody = KeptCommit(lanes.idle_lane, 0, 0, 0.0)
+            self.explain([nobody, replace(nobody, shadow_lane=lanes.idle_lane)], [None, None]).read()
 
     @torch.no_grad()
     def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> ExplanationInFlight:
