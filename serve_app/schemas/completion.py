@@ -42,7 +42,9 @@ class CompletionRequest(GenerateFields):
     """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
     """Exact number of tokens at most. 0 only with `echo`: nothing is generated, the prompt is returned and scored."""
-    logprobs: Annotated[int | None, BeforeValidator(_check_logprobs), Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_check_logprobs)] = (
+        None
+    )
     """Return each token's log-probability (before penalties and temperature) and those of this many likeliest."""
     echo: bool = False
     """Let the text begin with the prompt. With `logprobs`, prompt and text are scored from left to right: each token as
