@@ -31,9 +31,9 @@ def plain_scores(oracle: Oracle, token_ids: Sequence[int], context: int) -> list
 @torch.no_grad()
 def plain_embedding(oracle: Oracle, token_ids: Sequence[int], kind: str, pooling: str) -> Tensor:
     """What the package's `get_embeddings` gives for these tokens, by its own code."""
-    oracle.generator.tokenizer.encode = lambda text, add_special_tokens: list(token_ids)  # type: ignore[attr-defined]
+    text = oracle.generator.tokenizer.decode(list(token_ids))
     published = {"discovered": "unknown"}.get(kind, kind)
-    return oracle.generator.get_embeddings("", pooling=pooling, embedding_type=published)
+    return oracle.generator.get_embeddings(text, pooling=pooling, embedding_type=published)
 
 
 @torch.no_grad()
