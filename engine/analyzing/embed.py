@@ -34,8 +34,7 @@ def _embed(
         for blocks, hidden_RCD in text.slices(range(first, num_blocks)):
             places = places_of(blocks, wanted, tools.config.diff_block_size)
             if places:
-                part_D = tools.passes.feature_sum(tools.passes.at(hidden_RCD, places), analysis.kind)
-                total_D = part_D if total_D is None else total_D + part_D
+                total_D = tools.passes.add_features(total_D, tools.passes.at(hidden_RCD, places), analysis.kind)
             yield
         assert total_D is not None
         vector = tuple(tools.passes.vector(total_D, len(wanted)).read())

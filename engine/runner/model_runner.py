@@ -61,7 +61,13 @@ class ModelRunner:
             self.cache = KVCache(self.config, num_pages, self.device, self.dtype, num_drafts)
             backend = self._make_backend()
             self._program = PassProgram(model, self.lanes, backend)
-            self.text_passes = TextPasses(model, backend, max_rows=engine.max_rows, filler_page=self.cache.scratch_page)
+            self.text_passes = TextPasses(
+                model,
+                backend,
+                max_rows=engine.max_rows,
+                filler_page=self.cache.scratch_page,
+                is_deterministic=engine.deterministic,
+            )
             before = reserved_bytes(self.device)
             self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
             self._explainer = Explainer(

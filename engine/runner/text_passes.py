@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..analysis import EmbeddingKind, TokenConcepts
 from ..model.concept_heads import ConceptHead
@@ -69,14 +69,21 @@ class Readable(Generic[T]):
 class TextPasses:
     """Runs rows of texts over the pages of an engine."""
 
-    def __init__(self, model: SteerlingModel, backend: Backend, *, max_rows: int, filler_page: int) -> None:
-        """`filler_page` stands in page tables behind a row's own pages; nobody attends to it there."""
+    def __init__(
+        self, model: SteerlingModel, backend: Backend, *, max_rows: int, filler_page: int, is_deterministic: bool
+    ) -> None:
+        """`filler_page` stands in page tables behind a row's own pages; nobody attends to it there.
+
+        `is_deterministic`: what is computed of one block, or one position, goes to the device in a size of its own, so
+        that a library has no choice of kernels.
+        """
         self.config = model.config
         self.max_rows = max_rows
         """Rows that a pass may have."""
         self._model = model
         self._backend = backend
         self._filler_page = filler_page
+        self._is_deterministic = is_deterministic
         self._device = model.transformer.lm_head.weight.device
         self._offset_C = torch.arange(self.config.diff_block_size, device=self._device)
 
@@ -136,9 +143,14 @@ class TextPasses:
 
         With `unconditional_MD` the logits are guided: unconditional + (cfg_scale + 1) * (conditional - unconditional).
         """
-        token_M = to_device(token_ids, torch.int64, self._device)
+        # Zeros fill the last part where all have to be of one size.
+        num_absent = -len(token_ids) % self.config.diff_block_size if self._is_deterministic else 0
+        token_M = to_device([*token_ids, *[0] * num_absent], torch.int64, self._device)
+        hidden_MD = nn.functional.pad(hidden_MD, (0, 0, 0, num_absent))
+        if unconditional_MD is not None:
+            unconditional_MD = nn.functional.pad(unconditional_MD, (0, 0, 0, num_absent))
         parts = []
-        for part in _parts(len(token_ids), self.config.vocab_size):
+        for part in self._parts(len(token_M), self.config.vocab_size):
             logits_MV = self._logits(hidden_MD[part])
             if unconditional_MD is not None:
                 without_MV = self._logits(unconditional_MD[part])
@@ -147,17 +159,18 @@ class TextPasses:
             value_MT = logits_MV.gather(1, torch.cat((token_M[part, None], id_MT), dim=1))
             logprob_MT = value_MT - logits_MV.logsumexp(dim=-1, keepdim=True)
             parts.append(torch.cat((logprob_MT.double(), id_MT.double()), dim=1))
-        return Readable(torch.cat(parts), _token_score)
+        return Readable(torch.cat(parts)[: len(token_ids)], _token_score)
 
     @torch.no_grad()
-    def feature_sum(self, hidden_MD: Tensor, kind: EmbeddingKind) -> Tensor:
-        """Sum over the positions of one kind of features, float64 sum_D."""
+    def add_features(self, total_D: Tensor | None, hidden_MD: Tensor, kind: EmbeddingKind) -> Tensor:
+        """A sum over positions of one kind of features, float64 total_D; with what there was of it, one part by one."""
         concept = self.config.concept
         num_embeddings = max(concept.num_active_known, concept.num_reported_discovered)
-        sum_D = torch.zeros(hidden_MD.shape[1], dtype=torch.float64, device=hidden_MD.device)
-        for part in _parts(len(hidden_MD), num_embeddings * self.config.n_embd):
-            sum_D += self._features(hidden_MD[part], kind).double().sum(dim=0)
-        return sum_D
+        for part in self._parts(len(hidden_MD), num_embeddings * self.config.n_embd):
+            part_D = self._features(hidden_MD[part], kind).double().sum(dim=0)
+            total_D = part_D if total_D is None else total_D + part_D
+        assert total_D is not None, "no position has features"
+        return total_D
 
     def vector(self, sum_D: Tensor, count: int) -> Readable[float]:
         """sum_D / count, in float32, one number an entry."""
@@ -168,13 +181,20 @@ class TextPasses:
         """The k concepts of each head with the largest weights, and what each gives to the logit of the token."""
         token_M = to_device(token_ids, torch.int64, self._device)
         parts = []
-        for part in _parts(len(token_ids), k * self.config.n_embd):
+        for part in self._parts(len(token_ids), k * self.config.n_embd):
             vector_MD = self._model.transformer.token_vectors_VD[token_M[part]]
             heads = [self._model.known_head, self._model.discovered_head]
             packed = [_top_of(head, hidden_MD[part], vector_MD, k) for head in heads if head is not None]
             parts.append(torch.cat(packed, dim=1))
         num_known = min(k, self._model.known_head.num_concepts)
         return Readable(torch.cat(parts), lambda values: _token_concepts(values, num_known))
+
+    def _parts(self, num_positions: int, values_a_position: int) -> Iterator[slice]:
+        size = max(_VALUES_AT_ONCE // max(values_a_position, 1), 1)
+        if self._is_deterministic:
+            size = self.config.diff_block_size
+        for start in range(0, num_positions, size):
+            yield slice(start, start + size)
 
     def _logits(self, hidden_MD: Tensor) -> Tensor:
         """Raw logits in float32, logits_MV."""
@@ -194,12 +214,6 @@ class TextPasses:
                 return hidden_MD - model.known_features(hidden_MD)
             case "discovered":
                 return model.discovered_features(hidden_MD)
-
-
-def _parts(num_positions: int, values_a_position: int) -> Iterator[slice]:
-    size = max(_VALUES_AT_ONCE // max(values_a_position, 1), 1)
-    for start in range(0, num_positions, size):
-        yield slice(start, start + size)
 
 
 def _token_score(values: list[float]) -> TokenScore:
