@@ -7,29 +7,14 @@ from collections import Counter
 
 import pytest
 
-from engine import Engine, EstimateLikelihood, Likelihood, PromptTooLong, RequestTooLarge
-from engine.analyzing.likelihood import combine, draw_mask, estimate
-from engine.analyzing.noisy_rows import Mask, NoisyText
-from engine.analyzing.texts import Tools
+from engine import EstimateLikelihood, Likelihood, PromptTooLong, RequestTooLarge
+from engine.analyzing.likelihood import combine, draw_mask
+from tests.analyses_parity import estimate_with
 from tests.checkpoints import EOT, RECIPES, STEERLING_LIKE
 from tests.text_oracle import plain_likelihood
 
 RELATIVE = 1e-5
 CHECKPOINTS = [EOT, *RECIPES[1:3], *(recipe for recipe in RECIPES if recipe.name.startswith("no_epsilon"))]
-
-
-def given_masks(engine: Engine, asked: EstimateLikelihood, masks: list[Mask]) -> Likelihood:
-    """The engine's estimate with masks that somebody else drew."""
-    prompt, continuation = tuple(asked.prompt_token_ids), tuple(asked.continuation_token_ids)
-    is_guided = asked.cfg_scale > 0 and bool(prompt)
-    text = NoisyText(prompt, continuation, engine.model_config, is_guided=is_guided)
-    slices = estimate(text, masks, asked, Tools(engine.runner.text_passes, engine.scheduler.lending))
-    while True:
-        try:
-            next(slices)
-        except StopIteration as ended:
-            return ended.value
-        engine.check_integrity()
 
 
 def compare(engine, oracle, recipe, num_prompt, num_continuation, cfg_scale, **config):
@@ -38,7 +23,7 @@ def compare(engine, oracle, recipe, num_prompt, num_continuation, cfg_scale, **c
     settings = {"num_samples": 7, "batch_size": 3, "cfg_scale": cfg_scale, **config}
     theirs = plain_likelihood(oracle(recipe), prompt, continuation, **settings)
     asked = EstimateLikelihood(prompt_token_ids=prompt, continuation_token_ids=continuation, **settings)
-    ours = given_masks(engine, asked, theirs.masks)
+    ours = estimate_with(engine, asked, theirs.masks)
     assert ours.log_likelihood == pytest.approx(theirs.log_likelihood, rel=RELATIVE)
     assert ours.num_samples == 7
 
