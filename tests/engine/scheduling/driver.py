@@ -332,7 +332,7 @@ class Driver:
         assert num_used + scheduler.num_free_lanes == self.config.num_lanes
 
     def check_plan(self, plan: Plan) -> None:
-        assert bool(plan.rows) == self.scheduler.has_work or self.in_flight
+        assert bool(plan.rows) == self.scheduler.has_work or self.in_flight or self.scheduler.lending.is_in_use
         assert len(plan.rows) <= self.config.max_rows
         assert len(plan.prefill_rows) <= self.config.prefill_row_limit
         deciding = plan.denoise_rows + plan.draft_rows + plan.shadow_rows
