@@ -5,29 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import uuid
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from contextlib import aclosing
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from opentelemetry.trace import Tracer
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from engine import NullRecorder, Recorder
-
 from . import __version__
-from .completions import Caller, Completion, EngineClient
-from .concepts import Concept
-from .config import Limits
+from .api_keys import ApiKeyMiddleware
+from .completions import Caller, Completion
+from .concepts_api import router as concepts
 from .disconnect import EventStream, until_disconnect
+from .embeddings_api import router as embeddings
 from .errors import (
-    ERROR_RESPONSE,
     INVALID_REQUEST,
-    KNOWN_ERRORS,
     SERVER_ERROR,
     ApiError,
     ClientDisconnected,
@@ -36,23 +31,16 @@ from .errors import (
     to_api_error,
 )
 from .middleware import CLIENT_CLOSED_REQUEST, BodyLimitMiddleware, MeterMiddleware, note_error
-from .schemas import CompletionRequest, Head
+from .operations_api import router as operations
+from .presets_api import router as presets
+from .prometheus_text import TeeRecorder
+from .schemas import CompletionRequest
+from .service import Service, api_errors, make_router, service_of
+from .tokenizer_api import router as tokenizer
 from .tracing import NO_TRACER, TraceMiddleware
-from .translation import Checkpoint, check_model, to_engine
+from .translation import check_model, to_engine
 
-MAX_REQUEST_ID_LENGTH = 256
-"""Characters of `x-request-id`, which is written into every line of the log that belongs to the request."""
-
-
-def _check_request_id(request: Request) -> None:
-    length = len(request.headers.get("x-request-id", ""))
-    if length > MAX_REQUEST_ID_LENGTH:
-        message = f"x-request-id has {length} characters; at most {MAX_REQUEST_ID_LENGTH} are allowed"
-        raise ApiError(400, message, code="invalid_value", param="x-request-id")
-
-
-# Under `default`, or FastAPI would announce 422s of its own shape.
-router = APIRouter(responses={"default": ERROR_RESPONSE}, dependencies=[Depends(_check_request_id)])
+router = make_router("generate")
 TIMEOUT_HEADER = "x-queue-timeout-seconds"
 """How long a request may wait for a replica. `x-request-timeout-seconds` is Serve's own, for the whole answer."""
 _HEADERS = [
@@ -66,37 +54,18 @@ _HEADERS = [
 """What the code reads from the request itself, so that FastAPI does not find it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What the routes work with."""
-
-    client: EngineClient
-    checkpoint: Checkpoint
-    limits: Limits
-    created: int
-    """When the model came up, in seconds since 1970."""
-    recorder: Recorder = field(default_factory=NullRecorder)
-    """Takes what HTTP measures."""
-    tracer: Tracer = NO_TRACER
-    """Makes the spans of HTTP requests."""
-
-
 def create_api(service: Service) -> FastAPI:
     """The application. Ray Serve in front of it takes `x-request-id` or makes one, and returns it."""
-    tracing = [] if service.tracer is NO_TRACER else [Middleware(TraceMiddleware, tracer=service.tracer)]
     app = FastAPI(
         title="Glassblock",
         version=__version__,
         description="Serves interpretable block-diffusion language models: steer by concepts, see why.",
-        middleware=[
-            *tracing,
-            Middleware(MeterMiddleware, recorder=service.recorder),
-            Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes),
-        ],
+        middleware=_middleware(service),
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(router)
+    for each in (router, concepts, embeddings, operations, presets, tokenizer):
+        app.include_router(each)
     for kind, handler in (
         (ApiError, _answer_error),
         (RequestValidationError, _answer_invalid),
@@ -108,12 +77,25 @@ def create_api(service: Service) -> FastAPI:
     return app
 
 
-@router.post("/v1/completions", tags=["generate"], openapi_extra={"parameters": _HEADERS})
+def _middleware(service: Service) -> list[Middleware]:
+    """What stands around the routes, the outermost first."""
+    layers = [] if service.tracer is NO_TRACER else [Middleware(TraceMiddleware, tracer=service.tracer)]
+    layers.append(Middleware(MeterMiddleware, recorder=TeeRecorder(service.recorder, service.metrics)))
+    if service.cors.allowed_origins:
+        # Before keys are asked for, which browsers do not send with their preflight, and so that pages can read a 401.
+        layers.append(Middleware(CORSMiddleware, **service.cors.middleware_options))
+    if service.api_keys is not None:
+        layers.append(Middleware(ApiKeyMiddleware, keys=service.api_keys, open_paths=service.open_paths))
+    layers.append(Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes))
+    return layers
+
+
+@router.post("/v1/completions", openapi_extra={"parameters": _HEADERS})
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue a prompt, plain or as server-sent events."""
-    service = _service(request)
+    service = service_of(request)
     completion_id = f"cmpl-{uuid.uuid4().hex}"
-    with _api_errors():
+    with api_errors():
         engine_requests = to_engine(
             body, service.checkpoint, completion_id=completion_id, max_prompts=service.limits.max_prompts
         )
@@ -124,94 +106,18 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
         return JSONResponse(await until_disconnect(request.receive, _finished(completion)))
 
 
-@router.get("/v1/models", tags=["models"])
+@router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """The models served: one."""
-    return {"object": "list", "data": [_model(_service(request))]}
+    return {"object": "list", "data": [_model(service_of(request))]}
 
 
-@router.get("/v1/models/{model:path}", tags=["models"])
+@router.get("/v1/models/{model:path}")
 async def get_model(request: Request, model: str) -> dict[str, Any]:
     """One model."""
-    service = _service(request)
+    service = service_of(request)
     check_model(model, service.checkpoint)
     return _model(service)
-
-
-@router.get("/v1/concepts", tags=["concepts"])
-async def list_concepts(
-    request: Request,
-    query: Annotated[str, Query(max_length=500)] = "",
-    head: Head | None = None,
-    steerable: bool | None = None,
-    group: Annotated[str | None, Query(max_length=500)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-    offset: Annotated[int, Query(ge=0)] = 0,
-) -> dict[str, Any]:
-    """Search by words in name (they weigh more) and description, best first; without a query, all by id."""
-    catalogue = _service(request).checkpoint.catalogue
-    found = catalogue.search(query, head=head, steerable=steerable, group=group)
-    page = [catalogue.get(i) for i in found[offset : offset + limit]]
-    return {
-        "object": "list",
-        "data": [concept.to_json() for concept in page if concept is not None],
-        "total": len(found),
-        "limit": limit,
-        "offset": offset,
-        "has_more": offset + limit < len(found),
-    }
-
-
-@router.get("/v1/concepts/{concept_id}", tags=["concepts"])
-async def get_concept(request: Request, concept_id: int) -> dict[str, Any]:
-    """One concept by its id."""
-    return _concept(request, concept_id).to_json()
-
-
-@router.get("/v1/concepts/{concept_id}/top_tokens", tags=["concepts"])
-async def get_top_tokens(
-    request: Request, concept_id: int, k: Annotated[int, Query(ge=1, le=1000)] = 15
-) -> dict[str, Any]:
-    """The tokens that a concept promotes most, with the alignment of its direction with each."""
-    service = _service(request)
-    concept, checkpoint = _concept(request, concept_id), service.checkpoint
-    k = min(k, checkpoint.config.vocab_size)
-    with _api_errors():
-        top = await service.client.concept_top_tokens(checkpoint.catalogue.local_id(concept), k, concept.head)
-    tokenizer = checkpoint.tokenizer
-    return {
-        "object": "list",
-        "concept": {"id": concept.id, "name": concept.name},
-        "data": [
-            {
-                "token_id": token_id,
-                "token": tokenizer.token_name(token_id),
-                "bytes": list(tokenizer.text_bytes(token_id)),
-                "alignment": round(alignment, 6),
-            }
-            for token_id, alignment in top
-        ],
-    }
-
-
-@router.get("/health", tags=["operations"])
-async def get_health() -> dict[str, str]:
-    """The HTTP side is alive."""
-    return {"status": "ok"}
-
-
-@router.get("/ready", tags=["operations"])
-async def get_ready(request: Request) -> dict[str, str]:
-    """An engine has loaded its checkpoint, has generated something and answers; otherwise a 503."""
-    with _api_errors():
-        await _service(request).client.check_ready()
-    return {"status": "ready"}
-
-
-@router.get("/version", tags=["operations"])
-async def get_version(request: Request) -> dict[str, str]:
-    """Version of the server and name of its model."""
-    return {"version": __version__, "model": _service(request).checkpoint.model_id}
 
 
 async def _finished(completion: Completion) -> dict[str, Any]:
@@ -229,15 +135,6 @@ async def _started(completion: Completion) -> Any:
                 yield event
 
     return events()
-
-
-@contextmanager
-def _api_errors() -> Iterator[None]:
-    """Turn exceptions that the error table knows into ApiErrors."""
-    try:
-        yield
-    except KNOWN_ERRORS as error:
-        raise to_api_error(error) from error
 
 
 def _caller(request: Request) -> Caller:
@@ -259,11 +156,6 @@ def _caller(request: Request) -> Caller:
     return Caller(tenant=tenant, deadline_s=timeout_s)
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
 def _model(service: Service) -> dict[str, Any]:
     checkpoint = service.checkpoint
     return {
@@ -273,15 +165,6 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "glassblock",
         "max_model_len": checkpoint.config.block_size,
     }
-
-
-def _concept(request: Request, concept_id: int) -> Concept:
-    catalogue = _service(request).checkpoint.catalogue
-    concept = catalogue.get(concept_id)
-    if concept is None:
-        message = f"no concept has the id {concept_id}; ids lie in [0, {len(catalogue)})"
-        raise ApiError(404, message, code="concept_not_found", param="concept_id")
-    return concept
 
 
 def _respond(request: Request, error: ApiError) -> JSONResponse:

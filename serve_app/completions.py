@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from engine import Analysis, AnalysisResult, Event, GenerateRequest
 
+from .lease_messages import ServiceLoad
 from .rendering import Choice, DiffusionPiece, Piece, TextPiece, additions, usage
 from .schemas import CompletionRequest, Head
 from .streaming import DONE, sse
@@ -42,6 +43,9 @@ class EngineClient(Protocol):
 
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text; raises what the engine raises."""
+
+    async def load(self) -> ServiceLoad:
+        """What replicas use now; raises ApiError 503 where nobody can tell."""
 
     async def check_ready(self) -> None:
         """Raise ApiError 503 unless an engine answers."""

@@ -85,13 +85,14 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_text(text: str) -> None:
+def _check_text(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise PydanticCustomError(
             "prompt_text", "is not valid Unicode text: half of a surrogate pair at character {at}", {"at": error.start}
         ) from None
+    return text
 
 
 def _check_prompt(value: Any) -> Any:
@@ -326,3 +327,10 @@ class CompletionRequest(_Object):
             return [self.prompt]
         items: list[Any] = self.prompt
         return [items] if _is_int(items[0]) else items
+
+
+check_text, is_int, check_prompt = _check_text, _is_int, _check_prompt
+
+
+class Object(_Object):
+    """For now."""
