@@ -307,6 +307,11 @@ def keys_in_environment(settings: ApiKeySettings) -> str:
     return os.environ[settings.environment]
 
 
+def api_key_from_environment() -> str | None:
+    """The key that clients of ours send, if there is one: the value of GLASSBLOCK_API_KEY."""
+    return os.environ.get("GLASSBLOCK_API_KEY") or None
+
+
 def local_cluster_environment(marker: str) -> dict[str, str]:
     """Environment for a Ray cluster of our own on this machine, reachable from this machine only.
 

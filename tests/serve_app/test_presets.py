@@ -214,7 +214,8 @@ def post_many(folder: str, worker: int, start, results) -> None:
 
 
 def test_several_processes_that_post_and_delete_at_once_never_share_a_number(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    # Not `spawn`, which would import Ray three times over.
+    context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
     folder = str(tmp_path / "presets")
     workers = [context.Process(target=post_many, args=(folder, i, start, results)) for i in range(3)]
