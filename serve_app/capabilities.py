@@ -22,7 +22,7 @@ from engine import (
 from . import __version__
 from .config import Limits
 from .schemas import MAX_INTERVENTIONS, MAX_STEERED_CONCEPTS, DiffusionSpec
-from .service import Answer
+from .schemas.answers import Answer
 from .translation import Checkpoint
 
 API_VERSION = "1"
@@ -154,7 +154,7 @@ def capabilities(checkpoint: Checkpoint, limits: Limits, *, has_presets: bool) -
             "dimensions": config.n_embd,
         },
         "analyses": ["/v1/concepts/inspect", "/v1/likelihoods"],
-        "has_chat_template": False,
+        "has_chat_template": checkpoint.chat_template is not None,
         "has_guidance": _has_guidance(config),
         "has_overrides": _is_taken(
             config, steering=SteeringParams(overrides=(WeightOverride(concept_id=0, weight=1.0),))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import APIRouter, Query, Request
 
 from .concepts import Concept
 from .errors import ApiError
 from .schemas import Head
-from .service import answer_of, make_router, service_of
+from .service import answer_of, service_of
 
-router = make_router("concepts")
+router = APIRouter(tags=["concepts"])
 
 
 @router.get("/v1/concepts")

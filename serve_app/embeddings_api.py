@@ -7,7 +7,7 @@ import sys
 from array import array
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
@@ -16,10 +16,11 @@ from engine import Embedding, EmbeddingKind, EmbedTokens, Pooling
 from .analyses import analyze_all, encode_text
 from .errors import ApiError
 from .schemas import Object, Prompt, check_prompt, is_int
-from .service import Answer, answer_of, make_router, service_of
+from .schemas.answers import Answer
+from .service import answer_of, service_of
 from .translation import Checkpoint, check_model
 
-router = make_router("embeddings")
+router = APIRouter(tags=["embeddings"])
 
 
 class EmbeddingRequest(Object):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from . import __version__
 from .capabilities import Capabilities, capabilities
-from .service import Answer, answer_of, make_router, service_of
+from .schemas.answers import Answer
+from .service import answer_of, service_of
 
-router = make_router("operations")
+router = APIRouter(tags=["operations"])
 
 
 class Status(Answer):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, TypeVar
 
 from engine import GenerateRequest, check_request
 
 from .errors import ApiError
-from .presets import Preset
+from .presets import Preset, PresetStore
 from .schemas import (
     MAX_INTERVENTIONS,
-    CompletionRequest,
+    MAX_OVERRIDES,
     ConceptItem,
+    GenerateFields,
     InterventionSpec,
+    OverrideSpec,
     SteeringSpec,
     SuppressionSpec,
 )
-from .translation import Checkpoint, _steering, _weights
+from .translation import Checkpoint, steering_params, summed_weights
+
+Fields = TypeVar("Fields", bound=GenerateFields)
+_LIMITS = {"interventions": MAX_INTERVENTIONS, "suppress": MAX_INTERVENTIONS, "overrides": MAX_OVERRIDES}
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
@@ -31,7 +36,7 @@ def resolve(spec: SteeringSpec, checkpoint: Checkpoint) -> dict[str, Any]:
 
     Labels become ids with names, groups their members, the short form an intervention.
     """
-    steering = _steering(CompletionRequest.model_construct(steering=spec), checkpoint)
+    steering = steering_params(spec, checkpoint.catalogue, num_layers=checkpoint.config.n_layers)
     check_request(GenerateRequest(prompt_token_ids=(), max_tokens=1, steering=steering), checkpoint.config)
     catalogue, n_layers = checkpoint.catalogue, checkpoint.config.n_layers
     interventions = [
@@ -47,7 +52,50 @@ def resolve(spec: SteeringSpec, checkpoint: Checkpoint) -> dict[str, Any]:
     for i, item in enumerate(spec.suppress):
         concept = catalogue.steerable(item.concept, param=f"steering.suppress[{i}].concept")
         suppress.append({"concept": {"id": concept.id, "name": concept.name}, "strength": item.strength})
-    return {"interventions": interventions, "suppress": suppress}
+    overrides = []
+    for i, override in enumerate(spec.overrides):
+        concept = catalogue.find(override.concept, param=f"steering.overrides[{i}].concept")
+        overrides.append({"concept": {"id": concept.id, "name": concept.name}, "weight": override.weight})
+    return {
+        "interventions": interventions,
+        "suppress": suppress,
+        "overrides": overrides,
+        # Without overrides it says nothing, and may not part what is the same.
+        "override_mode": spec.override_mode if overrides else "delta",
+    }
+
+
+def names_preset(request: GenerateFields) -> bool:
+    """Whether there may be something for `apply_preset` to do."""
+    return (request.steering is not None and request.steering.preset is not None) or "@" in (request.model or "")
+
+
+def apply_preset(request: Fields, checkpoint: Checkpoint, store: PresetStore | None) -> Fields:
+    """The request with the preset that it names put in place of the name; itself if it names none. Reads files.
+
+    `model: "MODEL@PRESET"` names one as `steering.preset` does, for clients that can send nothing else.
+    Raises ApiError for a preset that is not there or not for this checkpoint.
+    """
+    model, by_model = split_model(request.model, checkpoint.model_id)
+    own = request.steering or SteeringSpec()
+    if own.preset is not None and by_model not in (None, own.preset):
+        message = f"steering.preset is {own.preset!r} and model names preset {by_model!r}; name one"
+        raise ApiError(400, message, code="invalid_value", param="steering.preset")
+    named, param = (own.preset, "steering.preset") if own.preset is not None else (by_model, "model")
+    if named is None:
+        return request
+    if store is None:
+        raise ApiError(404, "this server keeps no presets", code="preset_not_found", param=param)
+    steering = with_preset(own, store.get(named, param=param), checkpoint, param=param)
+    return request.model_copy(update={"model": model, "steering": steering})
+
+
+def split_model(model: str | None, served: str) -> tuple[str | None, str | None]:
+    """What `model` names: a model and a preset of it."""
+    # A model's own name may hold the sign that parts the two.
+    if model is not None and model.startswith(f"{served}@"):
+        return served, model.removeprefix(f"{served}@")
+    return model, None
 
 
 def with_preset(own: SteeringSpec, preset: Preset, checkpoint: Checkpoint, *, param: str) -> SteeringSpec:
@@ -72,23 +120,32 @@ def with_preset(own: SteeringSpec, preset: Preset, checkpoint: Checkpoint, *, pa
         SuppressionSpec(concept=item["concept"]["id"], strength=item["strength"])
         for item in preset.steering["suppress"]
     ]
+    overrides = [
+        OverrideSpec(concept=item["concept"]["id"], weight=item["weight"]) for item in preset.steering["overrides"]
+    ]
+    mode = preset.steering["override_mode"] if overrides else own.override_mode
+    if own.overrides and mode != own.override_mode:
+        message = f"override_mode is {own.override_mode!r} and preset {preset.id} overrides by {mode!r}; use one mode"
+        raise ApiError(400, message, code="invalid_value", param="steering.override_mode")
     merged = own.model_copy(
         update={
             "interventions": [*own.interventions, *interventions],
             "suppress": [*own.suppress, *suppress],
-            "preset": None,
+            "overrides": [*own.overrides, *overrides],
+            "override_mode": mode,
+            "preset": preset.id,
         }
     )
-    for name in ("interventions", "suppress"):
+    for name, most in _LIMITS.items():
         number = len(getattr(merged, name))
-        if number > MAX_INTERVENTIONS:
-            message = f"steering.{name} and preset {preset.id} hold {number} together; at most {MAX_INTERVENTIONS}"
+        if number > most:
+            message = f"steering.{name} and preset {preset.id} hold {number} together; at most {most}"
             raise ApiError(400, message, code="invalid_value", param=f"steering.{name}")
     return merged
 
 
 def _intervention(spec: InterventionSpec, checkpoint: Checkpoint, path: str, default_layer: int) -> dict[str, Any]:
-    weights = _weights(spec.concepts, checkpoint.catalogue, path, with_groups=spec.group)
+    weights = summed_weights(spec.concepts, checkpoint.catalogue, path, with_groups=spec.group)
     return {
         "concepts": [{"id": concept.id, "name": concept.name, "weight": weight} for concept, weight in weights.items()],
         "strength": spec.strength,

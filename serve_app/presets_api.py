@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -13,15 +13,20 @@ from .errors import ApiError
 from .preset_steering import fingerprint, resolve
 from .presets import NAME_PATTERN, Preset, PresetStore
 from .schemas import Object, SteeringSpec, check_text
-from .service import Answer, Service, api_errors, make_router, service_of
+from .schemas.answers import Answer
+from .service import Service, api_errors, service_of
 
-router = make_router("presets")
+router = APIRouter(tags=["presets"])
 
 MAX_DESCRIPTION = 2000
 
 
 def _check_not_empty(spec: SteeringSpec) -> SteeringSpec:
-    if not (spec.concepts or spec.interventions or spec.suppress):
+    if spec.preset is not None:
+        raise PydanticCustomError(
+            "nested_preset", "a preset holds no other; spell out what it does", {"field": "preset"}
+        )
+    if not (spec.concepts or spec.interventions or spec.suppress or spec.overrides):
         raise PydanticCustomError("empty_steering", "steers by nothing; name concepts, interventions or suppress")
     return spec
 
@@ -67,11 +72,21 @@ class PresetSuppression(Answer):
     strength: float
 
 
+class PresetOverride(Answer):
+    """An override with its concept."""
+
+    concept: PresetConcept
+    weight: float
+
+
 class PresetSteering(Answer):
     """What a preset does."""
 
     interventions: list[PresetIntervention]
     suppress: list[PresetSuppression]
+    overrides: list[PresetOverride]
+    override_mode: Literal["delta", "reference"]
+    """Of `overrides`, if there are some."""
 
 
 class PresetAnswer(Answer):

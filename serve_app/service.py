@@ -1,38 +1,33 @@
-"""What every module of routes shares: the service behind them, checks of headers, errors and cancellation."""
+"""What modules of routes work with: the service behind them, who asks, errors, and work that a client may leave."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from opentelemetry.trace import Tracer
-from pydantic import BaseModel, ConfigDict
 
 from engine import NullRecorder, Recorder
 
 from .api_keys import OPEN_PATHS, ApiKeys
-from .completions import EngineClient
+from .completions import Caller, EngineClient
 from .config import CorsSettings, Limits
 from .disconnect import until_disconnect
-from .errors import ERROR_RESPONSE, KNOWN_ERRORS, ApiError, to_api_error
+from .errors import KNOWN_ERRORS, ApiError, to_api_error
 from .presets import PresetStore
 from .prometheus_text import PrometheusRecorder
 from .tracing import NO_TRACER
 from .translation import Checkpoint
 
-MAX_REQUEST_ID_LENGTH = 256
-"""Characters of `x-request-id`, which is written into every line of the log that belongs to the request."""
+TIMEOUT_HEADER = "x-queue-timeout-seconds"
+"""How long a request may wait for a replica. `x-request-timeout-seconds` is Serve's own, for the whole answer."""
 
 T = TypeVar("T")
-
-
-class Answer(BaseModel):
-    """What a route answers with, for its description; fields are explained in place."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +55,23 @@ class Service:
     """What `/metrics` tells."""
 
 
-def check_request_id(request: Request) -> None:
-    """Raise a 400 for an `x-request-id` that would fill the log."""
-    length = len(request.headers.get("x-request-id", ""))
-    if length > MAX_REQUEST_ID_LENGTH:
-        message = f"x-request-id has {length} characters; at most {MAX_REQUEST_ID_LENGTH} are allowed"
-        raise ApiError(400, message, code="invalid_value", param="x-request-id")
-
-
-def make_router(tag: str) -> APIRouter:
-    """A router whose routes say how errors look, under one heading of the description."""
-    # Under `default`, or FastAPI would announce 422s of its own shape.
-    return APIRouter(tags=[tag], responses={"default": ERROR_RESPONSE}, dependencies=[Depends(check_request_id)])
+def caller_of(request: Request) -> Caller:
+    """Who sent a request. Raises ApiError for a timeout that is no time."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    # Only to tell keys apart: whoever reads it, in a queue or in a log, learns nothing of the key.
+    is_key = scheme.lower() == "bearer" and key.strip() != ""
+    tenant = hashlib.blake2b(key.strip().encode(), digest_size=8).hexdigest() if is_key else ""
+    timeout = request.headers.get(TIMEOUT_HEADER)
+    if timeout is None:
+        return Caller(tenant=tenant)
+    try:
+        timeout_s = float(timeout)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        message = f"{TIMEOUT_HEADER} is {timeout!r}; it must be a number of seconds above 0"
+        raise ApiError(400, message, code="invalid_value", param=TIMEOUT_HEADER)
+    return Caller(tenant=tenant, deadline_s=timeout_s)
 
 
 def service_of(request: Request) -> Service:

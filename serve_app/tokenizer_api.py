@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from .chat_template import Turn, encode_chat
 from .errors import ApiError
-from .schemas import Object, check_text
-from .service import Answer, make_router, service_of
+from .schemas import MAX_MESSAGES, Message, Object, check_text
+from .schemas.answers import Answer
+from .service import service_of
 from .translation import Checkpoint, check_model
 
-router = make_router("tokenizer")
+router = APIRouter(tags=["tokenizer"])
 
 MAX_TOKENS_AT_ONCE = 2**20
 """Token ids that one request may turn into text."""
@@ -26,17 +28,22 @@ class TokenizeRequest(Object):
     model: str | None = None
     prompt: Annotated[str, AfterValidator(check_text)] | None = None
     """Unlike the prompt of a generation it is searched for special tokens: `<|endoftext|>` is one id."""
-    messages: list[dict[str, Any]] | None = None
-    """A conversation, put into the checkpoint's chat template."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    """A conversation, put into the checkpoint's chat template; what people wrote is ordinary text in it."""
     add_special_tokens: bool = True
     """Accepted for compatibility: the served vocabularies add no token to a text."""
     add_generation_prompt: bool = True
     """With `messages`: end where the answer begins."""
+    continue_final_message: bool = False
+    """With `messages`: end within the last one; needs `add_generation_prompt: false`."""
     return_token_strs: bool = False
     """Give each token's text too."""
 
     @model_validator(mode="after")
     def _check_one(self) -> TokenizeRequest:
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "a message is either continued or begun; send `add_generation_prompt: false` too"
+            raise PydanticCustomError("continue_final_message", message, {"field": "continue_final_message"})
         if (self.prompt is None) == (self.messages is None):
             raise PydanticCustomError("one_of", "either `prompt` or `messages` is needed", {"field": "prompt"})
         return self
@@ -134,11 +141,18 @@ async def get_tokenizer_info(request: Request) -> dict[str, Any]:
         "additional_special_tokens": list(tokenizer.special_ids),
         "add_bos_token": False,
         "add_eos_token": False,
-        "chat_template": None,
+        "chat_template": None if checkpoint.chat_template is None else checkpoint.chat_template.source,
     }
 
 
 def _encoded(body: TokenizeRequest, checkpoint: Checkpoint) -> list[int]:
-    if body.prompt is None:
-        raise ApiError(400, "this checkpoint has no chat template", code="invalid_value", param="messages")
+    if body.messages is not None:
+        return encode_chat(
+            checkpoint.chat_template,
+            [Turn(message.role, message.text, message.name) for message in body.messages],
+            model_id=checkpoint.model_id,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+    assert body.prompt is not None
     return checkpoint.tokenizer.encode_with_special(body.prompt)

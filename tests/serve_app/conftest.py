@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,10 +123,21 @@ class Server:
     def __init__(self, served: Checkpoint, *, presets: PresetStore | None = None, **engine_options: Any) -> None:
         self.engine = FakeEngine(served.config, **engine_options)
         self.checkpoint = served
-        limits = Limits(max_body_bytes=100_000, max_prompts=4)
         self.direct = DirectClient(self.engine)
-        service = Service(client=self.direct, checkpoint=served, limits=limits, created=1, presets=presets)
-        self.app: FastAPI = create_api(service)
+        self._presets = presets
+        self.app: FastAPI = self._make_app()
+
+    def without_chat_template(self) -> None:
+        """From now on serve what a base checkpoint is."""
+        self.checkpoint = replace(self.checkpoint, chat_template=None)
+        self.app = self._make_app()
+
+    def _make_app(self) -> FastAPI:
+        limits = Limits(max_body_bytes=100_000, max_prompts=4)
+        service = Service(
+            client=self.direct, checkpoint=self.checkpoint, limits=limits, created=1, presets=self._presets
+        )
+        return create_api(service)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

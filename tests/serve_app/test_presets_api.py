@@ -42,6 +42,8 @@ async def test_a_label_is_kept_as_an_id_and_every_default_is_spelled_out(target)
             }
         ],
         "suppress": [],
+        "overrides": [],
+        "override_mode": "delta",
     }
     assert answer["description"] == "sings" and answer["is_compatible"] and len(answer["fingerprint"]) == 32
 

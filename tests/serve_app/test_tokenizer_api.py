@@ -33,6 +33,25 @@ async def test_the_name_of_a_special_token_is_one_id_here_and_text_in_a_prompt(s
     assert len(served.tokenizer.encode("<|endoftext|>")) > 1
 
 
+async def test_messages_become_what_a_chat_completion_is_asked_with(server, served):
+    target = server()
+    messages = [{"role": "user", "content": "sing <|endoftext|>"}]
+    answer = (await target.post({"messages": messages}, "/tokenize")).json()
+    await target.post({"messages": messages, "max_tokens": 1}, "/v1/chat/completions")
+    assert tuple(answer["tokens"]) == target.engine.requests[0].prompt_token_ids
+    assert answer["tokens"][0] == served.config.start_header_id
+    assert served.config.eos_token_id not in answer["tokens"], "what people write is text"
+
+
+async def test_messages_need_a_chat_template(server):
+    target = server()
+    target.without_chat_template()
+    response = await target.post({"messages": [{"role": "user", "content": "a"}]}, "/tokenize")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "chat_template_missing")
+    assert (await target.get("/tokenizer_info")).json()["chat_template"] is None
+    assert (await server().get("/tokenizer_info")).json()["chat_template"]
+
+
 async def test_an_empty_prompt_has_no_tokens(server):
     assert (await tokenize(server, prompt=""))["tokens"] == []
 
@@ -41,7 +60,13 @@ async def test_an_empty_prompt_has_no_tokens(server):
     ("body", "param"),
     [
         ({}, "prompt"),
-        ({"prompt": "a", "messages": []}, "prompt"),
+        ({"prompt": "a", "messages": []}, "messages"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ({"messages": [{"role": "cat", "content": "a"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "continue_final_message": True},
+            "continue_final_message",
+        ),
         ({"prompt": 3}, "prompt"),
         ({"prompt": "a", "model": "other"}, "model"),
         ({"prompt": "\ud800"}, "prompt"),
