@@ -12,12 +12,13 @@ from .analysis import (
     Inspection,
     InspectTokens,
     Likelihood,
+    Replay,
+    ReplayedCommit,
+    ReplayTrace,
     Scores,
     ScoreTokens,
     TargetAttribution,
     TokenConcepts,
-    Trace,
-    TracedCommit,
 )
 from .async_engine import AsyncEngine
 from .config import ConceptConfig, EngineConfig, ModelConfig
@@ -67,6 +68,7 @@ from .request import (
 from .runner.capacity import plan_memory
 from .runner.memory import MemoryPlan
 from .scheduling import PrefixChanges, prefix_keys
+from .trace import Trace, TracedCommit, trace_of
 
 __all__ = [
     "Aborted",
@@ -114,6 +116,9 @@ __all__ = [
     "PromptTooLong",
     "QueueFull",
     "Recorder",
+    "Replay",
+    "ReplayTrace",
+    "ReplayedCommit",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
@@ -134,4 +139,5 @@ __all__ = [
     "check_request",
     "plan_memory",
     "prefix_keys",
+    "trace_of",
 ]

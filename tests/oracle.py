@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from steerling.attribution.concept_attribution import AttributionAccumulator, _compute_unknown_topk
+from steerling.attribution.input_attribution import FaithfulOutputToInputAttributor
 from steerling.attribution.trace import CommitRecord
 from steerling.configs import GenerationConfig, SteeringConfig
 from steerling.inference.causal_diffusion import GenerationStepInfo, SteerlingGenerator
@@ -244,3 +245,24 @@ class Oracle:
             )
             for p in kept
         }
+
+    def input_attributions(
+        self, prompt: Sequence[int], max_tokens: int, *, tokens_per_step: int = 1, num_steps: int
+    ) -> dict[int, tuple[int, list[float]]]:
+        """The package's integrated gradients over its own greedy generation: position -> (token, contributions).
+
+        Prompt and max_tokens must be multiples of the block.
+        """
+        assert len(prompt) % self.block == 0 and max_tokens % self.block == 0
+        config = GenerationConfig(
+            max_new_tokens=max_tokens,
+            steps=max_tokens // tokens_per_step,
+            temperature=0.0,
+            use_entropy_sampling=False,
+            repetition_penalty=1.0,
+        )
+        attributor = FaithfulOutputToInputAttributor.from_generator(self.generator)
+        found = attributor.attribute(list(prompt), config, n_steps=num_steps)
+        positions, tokens = found.target_positions.tolist(), found.target_token_ids.tolist()
+        rows = zip(tokens, found.attributions.tolist(), strict=True)
+        return dict(zip(positions, rows, strict=True))
