@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from ..analysis import Replay, ReplayedCommit, ReplayTrace
+from ..runner.kv_cache import REPLAYED_COMMITS
 from ..runner.model_runner import ModelRunner
 from ..runner.transfer import HostCopy, to_device
 from ..trace import Trace
 from .input_attribution import POSITIONS_AT_ONCE
 from .snapshots import Snapshot, SnapshotPasses, check_trace, snapshots
-
-_COMMITS_AT_ONCE = 64
-"""Whose logits over the vocabulary are there at a time."""
 
 
 def replay_trace(analysis: ReplayTrace, runner: ModelRunner) -> Generator[None, None, Replay]:
@@ -73,8 +71,8 @@ def _slice(passes: SnapshotPasses, texts: list[Snapshot]) -> list[Tensor]:
     place_M3 = to_device(places, torch.int64, passes.device)
     banned = to_device(list(config.banned_token_ids), torch.int64, passes.device)
     found = []
-    for start in range(0, len(places), _COMMITS_AT_ONCE):
-        row_M, position_M, token_M = place_M3[start : start + _COMMITS_AT_ONCE].unbind(dim=1)
+    for start in range(0, len(places), REPLAYED_COMMITS):
+        row_M, position_M, token_M = place_M3[start : start + REPLAYED_COMMITS].unbind(dim=1)
         composed_MD = model.compose(hidden_RSD[row_M, position_M])
         logits_MV = model.transformer.logits(composed_MD).float()
         target_M = logits_MV.gather(1, token_M[:, None])[:, 0]

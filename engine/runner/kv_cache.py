@@ -24,6 +24,10 @@ _EMBEDDING_COPIES = 4
 _REPLAYED_MLP_COPIES = 8
 _REPLAYED_HIDDEN_COPIES = 30
 _MASK_COPIES = 3
+_REPLAYED_LOGIT_COPIES = 4
+
+REPLAYED_COMMITS = 64
+"""Commits of a replayed trace whose logits over the vocabulary are there at a time."""
 
 
 def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -38,11 +42,15 @@ def pass_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
     keys = 2 * max_rows * config.block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
     inner = _MLP_COPIES * config.mlp_width + _HIDDEN_COPIES * config.n_embd
     logits = _LOGIT_COPIES * config.vocab_size
-    num_embeddings = 0
-    if config.needs_heads_for_tokens:
-        num_embeddings = max(config.concept.num_active_known, config.concept.num_reported_discovered)
-    embeddings = _EMBEDDING_COPIES * num_embeddings * config.n_embd
-    return _KEY_COPIES * keys + num_positions * torch.float32.itemsize * (inner + logits + embeddings)
+    return _KEY_COPIES * keys + num_positions * torch.float32.itemsize * (inner + logits + _embedding_floats(config))
+
+
+def _embedding_floats(config: ModelConfig) -> int:
+    """Numbers that choosing one token from concept features gathers; 0 where tokens are chosen from hidden states."""
+    if not config.needs_heads_for_tokens:
+        return 0
+    num_embeddings = max(config.concept.num_active_known, config.concept.num_reported_discovered)
+    return _EMBEDDING_COPIES * num_embeddings * config.n_embd
 
 
 def replay_context(config: ModelConfig, engine: EngineConfig) -> int:
@@ -58,8 +66,10 @@ def replay_bytes(config: ModelConfig, num_positions: int, dtype: torch.dtype) ->
     """
     kept = (config.n_layers + 1) * config.n_embd * dtype.itemsize
     inner = _REPLAYED_MLP_COPIES * config.mlp_width + _REPLAYED_HIDDEN_COPIES * config.n_embd
-    mask = _MASK_COPIES * num_positions * torch.float32.itemsize
-    return num_positions * (kept + torch.float32.itemsize * inner + mask)
+    mask = _MASK_COPIES * num_positions
+    logits = _REPLAYED_LOGIT_COPIES * config.vocab_size + _embedding_floats(config)
+    num_floats = num_positions * (inner + mask) + min(num_positions, REPLAYED_COMMITS) * logits
+    return num_positions * kept + num_floats * torch.float32.itemsize
 
 
 def plan_num_pages(

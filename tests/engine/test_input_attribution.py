@@ -100,12 +100,16 @@ def test_contributions_equal_the_package_s(make_engine, oracle, recipe, tokens_p
     request = asked(recipe, block, 2 * block, tokens_per_step=tokens_per_step)
     engine = make_engine(recipe)
     trace = traced(engine, request)
-    targets = tuple(sorted({c.position for c in trace.commits})[:: block // 4])
-    found = engine.analyze(AttributeInputs(trace=trace, targets=targets, num_steps=5))
     theirs = oracle(recipe).input_attributions(
-        request.prompt_token_ids, 2 * block, tokens_per_step=tokens_per_step, num_steps=5
+        request.prompt_token_ids,
+        2 * block,
+        tokens_per_step=tokens_per_step,
+        num_steps=3,
+        every=block // 2 // tokens_per_step,
     )
-    assert tuple(target.position for target in found.targets) == targets and len(targets) == 8
+    targets = tuple(sorted(theirs))
+    found = engine.analyze(AttributeInputs(trace=trace, targets=targets, num_steps=3))
+    assert tuple(target.position for target in found.targets) == targets and len(targets) == 4 * tokens_per_step
     for target in found.targets:
         token_id, contributions = theirs[target.position]
         assert target.token_id == token_id
@@ -170,7 +174,7 @@ def test_more_points_leave_a_smaller_completeness_error(make_engine):
     trace = traced(engine, asked(TINY, 20, 16))
     errors = []
     for num_steps in (2, 16, 128):
-        found = engine.analyze(AttributeInputs(trace=trace, num_steps=num_steps))
+        found = engine.analyze(AttributeInputs(trace=trace, targets=(21, 26, 31, 35), num_steps=num_steps))
         assert found.num_steps == num_steps
         for target in found.targets:
             summed = math.fsum(target.contributions) - (target.target_logit - target.baseline_logit)
@@ -182,7 +186,7 @@ def test_more_points_leave_a_smaller_completeness_error(make_engine):
 
 def test_how_many_points_share_a_slice_changes_nothing(make_engine):
     engine = make_engine(TINY)
-    ask = AttributeInputs(trace=traced(engine, asked(TINY, 20, 20, steering=STEERED)), num_steps=7)
+    ask = AttributeInputs(trace=traced(engine, asked(TINY, 25, 15, steering=STEERED)), num_steps=5)
     one_at_a_time = make_engine(TINY, input_attribution_context=40).analyze(ask)
     for together, alone in zip(engine.analyze(ask).targets, one_at_a_time.targets, strict=True):
         torch.testing.assert_close(torch.tensor(together.contributions), torch.tensor(alone.contributions))
@@ -215,16 +219,16 @@ def test_an_end_token_hides_what_is_right_of_it(make_engine, oracle):
 
 
 def test_requests_beside_an_analysis_get_what_they_get_alone(make_engine):
-    request = asked(TINY, 20, 40, temperature=1.0, seed=3)
+    request = asked(TINY, 20, 20, temperature=1.0, seed=3)
     alone = traced(make_engine(TINY), request)
     engine = make_engine(TINY)
-    trace = traced(engine, asked(TINY, 21, 33))
-    result = engine.begin_analysis(AttributeInputs(trace=trace, num_steps=8))
+    trace = traced(engine, asked(TINY, 21, 12))
+    result = engine.begin_analysis(AttributeInputs(trace=trace, num_steps=3))
     assert not result.done()
     assert traced(engine, request) == alone, "the analysis took turns with the generation's passes"
     while not result.done():
         engine.step()
-    assert result.result() == make_engine(TINY).analyze(AttributeInputs(trace=trace, num_steps=8))
+    assert result.result() == make_engine(TINY).analyze(AttributeInputs(trace=trace, num_steps=3))
 
 
 def test_parameters_that_want_gradients_get_none(make_engine):
