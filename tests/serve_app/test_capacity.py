@@ -94,7 +94,7 @@ def test_the_command_prints_memory_requests_and_replicas(tmp_path, capsys):
     command = [str(file), "--gpu-gib", "16", "--prompt-tokens", "64", "--new-tokens", "64"]
     assert main([*command, "--pass-ms", "1:5,4:8", "--requests-per-s", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("weights") and lines[4].startswith("unused")
+    assert lines[0].startswith("weights") and lines[5].startswith("unused")
     # 65 rows a request, four at once in 8 ms: 7.69 a second, of which 80 % are used.
     assert lines[-2].split() == ["492", "tokens/s,", "7.69", "requests/s", "when", "full,", "8.0", "ms", "a", "pass"]
     assert lines[-1].split() == ["app", "5", "replicas", "for", "30", "requests/s", "at", "80%", "load"]

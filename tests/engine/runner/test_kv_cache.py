@@ -109,7 +109,7 @@ def test_a_slice_of_input_attribution_takes_no_more_than_is_planned_for_it(value
         peaks += [
             peak_of(
                 num_prompt,
-                lambda trace: AttributeInputs(trace=trace, targets=(len(trace.prompt_token_ids),), num_steps=7),
+                lambda trace: AttributeInputs(trace=trace, targets=(len(trace.prompt_token_ids),), num_steps=3),
             )
             for num_prompt in (64, length - 64)
         ]
