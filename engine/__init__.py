@@ -41,6 +41,7 @@ from .errors import (
 )
 from .load import EngineLoad, RunningLoad
 from .metrics import NullRecorder, Recorder
+from .model.weights import CheckpointSummary, check_checkpoint
 from .output import (
     BlockFinished,
     BlockStarted,
@@ -80,6 +81,7 @@ __all__ = [
     "BlockFinished",
     "BlockStarted",
     "CheckpointError",
+    "CheckpointSummary",
     "Commit",
     "Committed",
     "ConceptConfig",
@@ -136,6 +138,7 @@ __all__ = [
     "TracedCommit",
     "Unsupported",
     "WeightOverride",
+    "check_checkpoint",
     "check_request",
     "plan_memory",
     "prefix_keys",
