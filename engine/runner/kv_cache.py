@@ -64,11 +64,11 @@ def replay_bytes(config: ModelConfig, num_positions: int, dtype: torch.dtype) ->
 
     The input of every layer stays for the gradients, and one layer at a time is worked through again.
     """
-    kept = (config.n_layers + 1) * config.n_embd * dtype.itemsize
-    inner = _REPLAYED_MLP_COPIES * config.mlp_width + _REPLAYED_HIDDEN_COPIES * config.n_embd
-    mask = _MASK_COPIES * num_positions
+    # The MLP stays in the model's dtype; norms, rotary embedding and the path's own embeddings are float32.
+    kept = ((config.n_layers + 1) * config.n_embd + _REPLAYED_MLP_COPIES * config.mlp_width) * dtype.itemsize
+    floats = _REPLAYED_HIDDEN_COPIES * config.n_embd + _MASK_COPIES * num_positions
     logits = _REPLAYED_LOGIT_COPIES * config.vocab_size + _embedding_floats(config)
-    num_floats = num_positions * (inner + mask) + min(num_positions, REPLAYED_COMMITS) * logits
+    num_floats = num_positions * floats + min(num_positions, REPLAYED_COMMITS) * logits
     return num_positions * kept + num_floats * torch.float32.itemsize
 
 
