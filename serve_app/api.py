@@ -36,6 +36,7 @@ from .errors import (
     to_api_error,
 )
 from .middleware import CLIENT_CLOSED_REQUEST, BodyLimitMiddleware, MeterMiddleware, note_error
+from .playground_api import router as playground_router
 from .schemas import CompletionRequest, Head
 from .tracing import NO_TRACER, TraceMiddleware
 from .translation import Checkpoint, check_model, to_engine
@@ -97,6 +98,7 @@ def create_api(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(router)
+    app.include_router(playground_router)
     for kind, handler in (
         (ApiError, _answer_error),
         (RequestValidationError, _answer_invalid),

@@ -1,0 +1,20 @@
+// What a server says it can do, in the page's words. Knows both the answer of /v1/capabilities and what to assume of a
+// server that has no such address.
+
+import { POLICIES } from "./request.js";
+
+/** What every server can do. */
+export const LEAST = Object.freeze({
+  isChat: false,
+  hasPresets: false,
+  hasNeighbors: false,
+  policies: POLICIES.map((policy) => policy.id),
+  numLayers: null,
+  maxTokens: null,
+});
+
+/** Capabilities from the server's answer; `LEAST` for null. */
+export function readCapabilities(answer) {
+  if (answer === null || typeof answer !== "object") return LEAST;
+  return { ...LEAST };
+}
