@@ -1,11 +1,16 @@
 // Arithmetic of explanations: what concepts did to tokens, and where bars begin and end. Knows the shapes of step
 // events and of the answer's `attribution`; draws nothing.
 
-/** Concepts behind some tokens, largest total effect first: {id, name, head, total, mass, positions}. */
-export function tally(tokens) {
+/**
+ * Concepts behind some tokens, largest total effect first: {id, name, head, total, mass, positions}.
+ *
+ * A token's concepts are those of the full attribution where it is there, else those that its step told.
+ */
+export function tally(tokens, explained = []) {
   const found = new Map();
+  const byPosition = new Map(explained.map((token) => [token.position, token]));
   for (const token of tokens) {
-    for (const concept of token.concepts ?? []) {
+    for (const concept of conceptsAt(token, byPosition)) {
       const key = concept.id;
       const entry = found.get(key) ?? { ...concept, total: 0, mass: 0, positions: [] };
       entry.total += concept.contribution;
@@ -24,12 +29,15 @@ export function drivenBy(conceptId, tokens, explained = []) {
   const driven = new Map();
   const byPosition = new Map(explained.map((token) => [token.position, token]));
   for (const token of tokens) {
-    const full = byPosition.get(token.position);
-    const concepts = full ? [...(full.known ?? []), ...(full.discovered ?? [])] : (token.concepts ?? []);
-    const hit = concepts.find((concept) => concept.id === conceptId);
+    const hit = conceptsAt(token, byPosition).find((concept) => concept.id === conceptId);
     if (hit) driven.set(token.position, hit.contribution);
   }
   return driven;
+}
+
+function conceptsAt(token, byPosition) {
+  const full = byPosition.get(token.position);
+  return full ? conceptsOf(full) : (token.concepts ?? []);
 }
 
 /** The parts of an explained token's logit, in the order in which they are added up. */
@@ -87,11 +95,21 @@ export function diverging(values) {
 }
 
 /** An explained token's concepts of both heads, strongest first. */
-export function conceptsOf(explained, limit = Infinity) {
+export function conceptsOf(explained) {
   const of = (head) => (explained[head] ?? []).map((concept) => ({ ...concept, head }));
-  return [...of("known"), ...of("discovered")]
-    .sort((a, b) => Math.abs(b.contribution) - Math.abs(a.contribution))
-    .slice(0, limit);
+  return [...of("known"), ...of("discovered")].sort(byStrength);
+}
+
+/** The strongest few of some concepts, with at least `leastKnown` known ones, which have names, if there are so many. */
+export function strongest(concepts, limit, leastKnown) {
+  const sorted = [...concepts].sort(byStrength);
+  const wanted = new Set(sorted.filter((concept) => concept.head === "known").slice(0, leastKnown));
+  for (const concept of sorted) if (wanted.size < limit) wanted.add(concept);
+  return sorted.filter((concept) => wanted.has(concept));
+}
+
+function byStrength(a, b) {
+  return Math.abs(b.contribution) - Math.abs(a.contribution);
 }
 
 /** Tokens, steps and passes of a finished generation, and what was saved against one pass a token. */

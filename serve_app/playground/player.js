@@ -6,7 +6,7 @@ export const SPEEDS = [
   { id: "0.5", label: "\u00bd\u00d7", rate: 12 },
   { id: "1", label: "1\u00d7", rate: 24 },
   { id: "2", label: "2\u00d7", rate: 48 },
-  { id: "live", label: "as it comes", rate: Infinity },
+  { id: "live", label: "live", rate: Infinity },
 ];
 
 /** A player at the beginning. `cursor` counts events shown; `carry` is the part of the next one that is due. */

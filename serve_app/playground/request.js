@@ -102,7 +102,7 @@ export function diffusionOf(settings) {
  *
  * `isBaseline` leaves all steering out; `messages` makes it a turn of a chat instead of the prompt's continuation.
  */
-export function buildRequest(settings, { model, isBaseline = false, messages = null, topK = 12 } = {}) {
+export function buildRequest(settings, { model, isBaseline = false, messages = null, topK = 16 } = {}) {
   const body = {
     ...(model ? { model } : {}),
     ...(messages ? { messages } : { prompt: settings.prompt }),

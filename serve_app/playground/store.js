@@ -73,6 +73,9 @@ export const shown = computed(() =>
 /** True once the display has reached the end of all that will come. */
 export const isAtEnd = computed(() => !isBusy.value && player.value.cursor >= available.value);
 
+/** True while the display does not run behind a finished answer: its end gives nothing away. */
+export const isRevealed = computed(() => !isBusy.value && (isAtEnd.value || !player.value.isPlaying));
+
 /** How many tokens a run's text has, Infinity while nobody knows. */
 export function textLength(run) {
   return run.usage?.completion_tokens ?? Infinity;

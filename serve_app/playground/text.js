@@ -17,6 +17,12 @@ export function tokenTexts(tokens) {
   return texts;
 }
 
+const SPECIAL = { endofchunk: "chunk", endoftext: "end", eot_id: "end" };
+
+function specialName(token) {
+  return token.token.replace(/^<\|/, "").replace(/\|>$/, "");
+}
+
 /** A special token, such as an end-of-chunk mark: it has a name and no bytes. */
 export function isSpecial(token) {
   return token.bytes.length === 0;
@@ -24,7 +30,7 @@ export function isSpecial(token) {
 
 /** What a cell shows: no space around a word, and a visible mark for what is only white. */
 export function cellText(token) {
-  if (isSpecial(token)) return token.token.replace(/^<\|/, "").replace(/\|>$/, "");
+  if (isSpecial(token)) return `\u2039${SPECIAL[specialName(token)] ?? specialName(token)}\u203a`;
   const text = decodeAlone(token);
   const trimmed = text.trim();
   if (trimmed !== "") return trimmed;
@@ -33,7 +39,7 @@ export function cellText(token) {
 
 /** What a screen reader says of a token. */
 export function spokenText(token) {
-  if (isSpecial(token)) return `special token ${cellText(token)}`;
+  if (isSpecial(token)) return `special token ${specialName(token)}`;
   const text = decodeAlone(token);
   if (text.trim() !== "") return text.trim();
   return [...text].map((char) => WORDS[char] ?? "white space").join(", ");

@@ -54,8 +54,10 @@ function useRoving() {
 
 function open(lane, event) {
   const target = event.target.closest(TARGETS);
-  const position = target && !target.hasAttribute("aria-disabled") ? Number(target.dataset.position) : null;
-  if (position !== null) selection.value = { lane, position };
+  if (!target || target.hasAttribute("aria-disabled")) return;
+  selection.value = { lane, position: Number(target.dataset.position) };
+  // On a narrow page the panel covers the lower half; the word shall stay in sight.
+  requestAnimationFrame(() => target.scrollIntoView({ block: "nearest" }));
 }
 
 function onKeyDown(lane, event) {
@@ -113,7 +115,10 @@ function Word({ token, text, driven, isOpen, isInTabOrder }) {
   const special = isSpecial(token);
   const { classes, style, value } = litProps(driven, token.position);
   const label = `${spokenText(token)}${value === undefined ? "" : `, ${signed(value)} from ${lit.value.name ?? "it"}`}`;
-  return html`<span
+  const lead = special ? "" : /^\s*/.exec(text)[0];
+  const body = special ? "" : text.slice(lead.length);
+  // White space stays outside of the word's box, except where it is all that there is.
+  return html`${body && lead}<span
     class=${`word${special ? " is-special" : ""}${isOpen ? " is-open" : ""}${classes}`}
     style=${style}
     role="button"
@@ -121,7 +126,7 @@ function Word({ token, text, driven, isOpen, isInTabOrder }) {
     aria-pressed=${isOpen}
     aria-label=${special || text.trim() === "" || value !== undefined ? label : undefined}
     data-position=${token.position}
-    >${special ? "" : text}</span
+    >${body || (special ? "" : lead)}</span
   >`;
 }
 

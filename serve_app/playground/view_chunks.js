@@ -1,7 +1,7 @@
 // Chunks of the finished text, each with its concepts' shares. Knows the answer's `attribution.chunks`.
 
 import { html } from "./html.js";
-import { runs } from "./store.js";
+import { isRevealed, runs } from "./store.js";
 import { signed } from "./text.js";
 import { ConceptName } from "./view_concepts.js";
 
@@ -10,19 +10,21 @@ const SHOWN = 4;
 /** One bar a chunk; a chunk is the text between two end-of-chunk marks. */
 export function Chunks({ lane }) {
   const chunks = runs.value[lane]?.attribution?.chunks ?? [];
-  if (chunks.length === 0) return null;
+  if (chunks.length === 0 || !isRevealed.value) return null;
+  const all = chunks.flatMap((chunk) => [...chunk.concepts.slice(0, SHOWN).map((item) => item.score), chunk.epsilon_pct / 100]);
+  const most = Math.max(...all.map(Math.abs), 1e-9);
   return html`<details class="card chunks" data-testid="chunks">
     <summary><h2>Chunk by chunk</h2></summary>
     <p class="quiet">
       Mean share of each concept in a chunk's words, and of epsilon, what no concept explains. Shares have signs.
     </p>
     <ol>
-      ${chunks.map((chunk) => html`<${Chunk} key=${chunk.start} chunk=${chunk} />`)}
+      ${chunks.map((chunk) => html`<${Chunk} key=${chunk.start} chunk=${chunk} most=${most} />`)}
     </ol>
   </details>`;
 }
 
-function Chunk({ chunk }) {
+function Chunk({ chunk, most }) {
   const concepts = chunk.concepts.slice(0, SHOWN);
   return html`<li class="chunk">
     <p class="chunk-text" dir="auto">${chunk.text.trim() || "\u2423"}</p>
@@ -31,22 +33,22 @@ function Chunk({ chunk }) {
         (concept) =>
           html`<li key=${concept.id}>
             <${ConceptName} concept=${concept} />
-            <${Share} head=${concept.head} share=${concept.score} />
+            <${Share} head=${concept.head} share=${concept.score} most=${most} />
           </li>`,
       )}
       <li>
         <span class="concept-name is-plain"
           ><span class="swatch swatch-epsilon" aria-hidden="true"></span><span class="concept-text">epsilon</span></span
         >
-        <${Share} head="epsilon" share=${(chunk.epsilon_pct ?? 0) / 100} />
+        <${Share} head="epsilon" share=${(chunk.epsilon_pct ?? 0) / 100} most=${most} />
       </li>
     </ul>
   </li>`;
 }
 
-/** A share between -1 and 1, around a zero mark in the middle of a track that ends at half. */
-function Share({ head, share }) {
-  const width = Math.min(Math.abs(share), 0.5);
+/** A signed share around a zero mark in the middle; all chunks have one scale, up to `most`. */
+function Share({ head, share, most }) {
+  const width = Math.abs(share) / most / 2;
   const left = share < 0 ? 0.5 - width : 0.5;
   return html`<span class="track" style=${{ "--zero": 0.5 }}>
       <span class=${`bar bar-${head}`} style=${{ "--left": left, "--width": width }}></span>

@@ -9,7 +9,8 @@ import { newSteer, newSuppression } from "./request.js";
 import { isBusy, landedTokens, lit, runs, selection, set, settings, toast } from "./store.js";
 import { cellText, conceptName, count, signed } from "./text.js";
 
-const LISTED = 12;
+const HEADS = ["known", "discovered"];
+const LISTED = 6;
 
 /** A concept as a button that lights its tokens: a mark for its head, its name, and tokens that stand for it. */
 export function ConceptName({ concept, withTokens = false }) {
@@ -37,26 +38,33 @@ export function ConceptName({ concept, withTokens = false }) {
 
 /** The strongest concepts of the words on show, of one lane. */
 export function ConceptList({ lane }) {
-  const rows = tally(landedTokens(lane)).slice(0, LISTED);
-  const bars = diverging(rows.map((row) => row.total));
-  return html`<section class="card" aria-label="Concepts behind the text">
+  const all = tally(landedTokens(lane), runs.value[lane]?.attribution?.tokens);
+  return html`<section class="card" aria-label="Concepts behind the text" data-testid="concepts">
     <h2>Concepts</h2>
-    ${rows.length === 0
-      ? html`<p class="quiet">They appear as words land.</p>`
-      : html`<${Legend} />
-          <ul class="concept-bars" data-testid="concepts">
-            ${rows.map(
-              (row, i) =>
-                html`<li key=${row.id}>
-                  <${ConceptName} concept=${row} withTokens=${true} />
-                  <span class="track" style=${{ "--zero": bars[i].zero }}>
-                    <span class=${`bar bar-${row.head}`} style=${{ "--left": bars[i].left, "--width": bars[i].width }}></span>
-                  </span>
-                  <span class="value" title=${`over ${count(row.positions.length, "word")}`}>${signed(row.total, 1)}</span>
-                </li>`,
-            )}
-          </ul>`}
+    <${Legend} />
+    ${all.length === 0
+      ? html`<p class="quiet">They appear here as words land, with what they add in all to the words' logits.</p>`
+      : HEADS.map((head) => html`<${HeadList} key=${head} head=${head} rows=${all.filter((row) => row.head === head)} />`)}
   </section>`;
+}
+
+function HeadList({ head, rows }) {
+  const shown = rows.slice(0, LISTED);
+  const bars = diverging(shown.map((row) => row.total));
+  if (shown.length === 0) return null;
+  return html`<h3>${head === "known" ? "Known: named by people" : "Discovered: found by the model"}</h3>
+    <ul class="concept-bars">
+      ${shown.map(
+        (row, i) =>
+          html`<li key=${row.id}>
+            <${ConceptName} concept=${row} withTokens=${true} />
+            <span class="track" style=${{ "--zero": bars[i].zero }}>
+              <span class=${`bar bar-${row.head}`} style=${{ "--left": bars[i].left, "--width": bars[i].width }}></span>
+            </span>
+            <span class="value" title=${`over ${count(row.positions.length, "word")}`}>${signed(row.total, 1)}</span>
+          </li>`,
+      )}
+    </ul>`;
 }
 
 /** What the three colours and patterns mean. */

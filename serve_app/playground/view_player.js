@@ -7,7 +7,7 @@ import { startClock } from "./generate.js";
 import { Icon } from "./icons.js";
 import { SPEEDS, seek, stepFrom, toggle } from "./player.js";
 import { progress } from "./replay.js";
-import { available, isAtEnd, isBusy, player, runs, shown } from "./store.js";
+import { available, isAtEnd, isBusy, isRevealed, player, runs, shown } from "./store.js";
 import { count, percent } from "./text.js";
 
 const SPOKEN_EVERY_MS = 2500;
@@ -49,6 +49,7 @@ export function Player() {
       min="0"
       max=${available.value}
       value=${player.value.cursor}
+      style=${{ "--fill": available.value ? player.value.cursor / available.value : 0 }}
       onInput=${(event) => {
         player.value = seek(player.value, Number(event.target.value), available.value);
       }}
@@ -101,7 +102,7 @@ function endLine() {
 /** What a finished run took: tokens, steps, passes and what was saved. */
 export function RunFacts({ run }) {
   const summary = run.events.find((event) => event.type === "generation.done");
-  if (!summary || !run.usage) return null;
+  if (!summary || !run.usage || !isRevealed.value) return null;
   const { tokens, steps, passes, saved } = savings(summary)(run.usage.completion_tokens);
   const parts = [count(tokens, "token"), count(steps, "denoising step"), count(passes, "forward pass", "forward passes")];
   return html`<p class="run-facts" data-testid="facts">

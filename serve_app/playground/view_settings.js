@@ -47,7 +47,7 @@ function Policy() {
   const policy = POLICIES.find((item) => item.id === settings.value.policy);
   const { parameter } = policy;
   return html`<div class="fields">
-    <label>
+    <label class=${parameter ? "" : "is-wide"}>
       Policy
       <select
         data-testid="policy"

@@ -164,6 +164,7 @@ function Slider({ steer }) {
         max=${limit}
         step=${step}
         value=${steer.strength}
+        style=${fill(steer.strength / limit)}
         onInput=${(event) => strength(event.target.value)}
       />
       <span class="scale" aria-hidden="true"><span>away</span><span>0</span><span>toward</span></span>
@@ -173,6 +174,12 @@ function Slider({ steer }) {
       <${SliderMore} steer=${steer} name=${name} />
     </details>
   </div>`;
+}
+
+/** The coloured part of a slider's track: from zero to the thumb. */
+function fill(share) {
+  const at = 0.5 + Math.max(-1, Math.min(1, share)) / 2;
+  return { "--from": Math.min(at, 0.5), "--fill": Math.max(at, 0.5) };
 }
 
 function SliderMore({ steer, name }) {

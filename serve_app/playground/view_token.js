@@ -2,13 +2,14 @@
 // the end of an answer; until then it shows what the step said.
 
 import { html } from "./html.js";
-import { conceptsOf, diverging, partsOf, sumError, waterfall } from "./attribution.js";
+import { conceptsOf, diverging, partsOf, strongest, sumError, waterfall } from "./attribution.js";
 import { Icon } from "./icons.js";
 import { explanationOf, isBusy, runs, selection, shown } from "./store.js";
 import { exactText, percent, signed, spokenText } from "./text.js";
 import { ConceptName } from "./view_concepts.js";
 
-const SHOWN_CONCEPTS = 10;
+const SHOWN_CONCEPTS = 9;
+const LEAST_KNOWN = 3;
 const LABELS = { known: "known", discovered: "discovered", epsilon: "epsilon" };
 
 /** The panel, or a hint while nothing is open. */
@@ -47,8 +48,8 @@ export function TokenPanel() {
 function Opened({ lane, token }) {
   const explained = explanationOf(lane, token.position);
   const rows = explained
-    ? conceptsOf(explained, SHOWN_CONCEPTS)
-    : (token.concepts ?? []).slice(0, SHOWN_CONCEPTS);
+    ? strongest(conceptsOf(explained), SHOWN_CONCEPTS, LEAST_KNOWN)
+    : strongest(token.concepts ?? [], SHOWN_CONCEPTS, LEAST_KNOWN);
   return html`
     <dl class="token-facts">
       <div><dt>position</dt><dd>${token.position}</dd></div>
