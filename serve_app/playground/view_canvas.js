@@ -17,7 +17,7 @@ export function Lane({ lane, title }) {
   const isDone = state.phase === "done" || (state.blocks.length > 0 && state.blocks.every((block) => block.isSealed));
   const driven = drivenOf(lane);
   return html`<section class="lane" aria-label=${title}>
-    ${title && html`<h3 class="lane-title">${title}</h3>`}
+    ${title && html`<h2 class="lane-title">${title}</h2>`}
     <${Prose} lane=${lane} run=${run} driven=${driven} isDone=${isDone} />
     ${!(isDone && state.phase === "done") && html`<${Canvas} lane=${lane} state=${state} driven=${driven} />`}
   </section>`;

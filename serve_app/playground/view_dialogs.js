@@ -73,8 +73,7 @@ function Raw() {
     const left = run.raw.length - shown.length;
     const answer = `${shown.join("\n\n")}${left > 0 ? `\n\n... and ${left} more` : ""}`;
     return html`<section key=${lane}>
-      <h3>${lane === "main" ? "Shown text" : "Unsteered text"}</h3>
-      <p class="quiet">request id <code>${run.requestId ?? "none"}</code></p>
+      <p class="quiet">${lane === "main" ? "Shown text" : "Unsteered text"}, request id <code>${run.requestId ?? "none"}</code></p>
       <${Block} title="Request" text=${`POST ${address(run.path)}\n${JSON.stringify(run.body, null, 2)}`} testid="raw-request" />
       <${Block} title="Answer, chunk by chunk" text=${answer} testid="raw-answer" />
     </section>`;

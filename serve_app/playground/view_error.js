@@ -20,7 +20,7 @@ export function ErrorCard({ run }) {
   const { error } = run;
   const title = TITLES[error.code] ?? (error.status >= 500 ? "The server failed" : "The request was refused");
   return html`<div class="card error-card" role="alert" data-testid="error">
-    <h3>${title}</h3>
+    <h2>${title}</h2>
     <p><bdi>${error.message}</bdi></p>
     <dl class="error-facts">
       <div><dt>code</dt><dd><code data-testid="error-code">${error.code}</code></dd></div>

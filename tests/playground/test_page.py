@@ -62,8 +62,8 @@ def generate(page: Any, *, speed: str = "live") -> None:
     wait_for_end(page)
 
 
-def wait_for_end(page: Any) -> None:
-    page.wait_for_selector("[data-testid=facts]")
+def wait_for_end(page: Any, lanes: int = 1) -> None:
+    page.locator("[data-testid=facts]").nth(lanes - 1).wait_for()
 
 
 def prose(page: Any) -> str:
@@ -201,7 +201,7 @@ def test_the_baseline_stands_beside_the_steered_text_with_the_same_seed(open_pag
     page = open_page()
     page.click("[data-testid=example-toward]")
     page.select_option(".speed select", "live")
-    page.wait_for_function("document.querySelectorAll('[data-testid=facts]').length === 2")
+    wait_for_end(page, lanes=2)
     steered, baseline = page.locator(".prose").all_inner_texts()
     assert steered != baseline
     assert all("seed 1" in facts for facts in page.locator("[data-testid=facts]").all_inner_texts())
@@ -399,7 +399,7 @@ def test_no_width_scrolls_sideways(open_page, width):
     assert page.evaluate(sides) == [width, width]
     page.click("[data-testid=example-toward]")
     page.select_option(".speed select", "live")
-    page.wait_for_function("document.querySelectorAll('[data-testid=facts]').length === 2")
+    wait_for_end(page, lanes=2)
     assert page.evaluate(sides) == [width, width]
     page.locator(".word").first.click()
     page.get_by_label("Previous step", exact=True).click(force=width < 860)
@@ -412,7 +412,7 @@ def test_axe_finds_nothing_to_object_to(open_page, scheme):
     assert violations(page) == []
     page.click("[data-testid=example-toward]")
     page.select_option(".speed select", "live")
-    page.wait_for_function("document.querySelectorAll('[data-testid=facts]').length === 2")
+    wait_for_end(page, lanes=2)
     page.locator(".word").nth(2).click()
     page.locator("[data-testid=concepts] .concept-name").first.click()
     page.click("[data-testid=chunks] summary")
