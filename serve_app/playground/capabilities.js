@@ -8,6 +8,7 @@ export const LEAST = Object.freeze({
   isChat: false,
   hasPresets: false,
   hasNeighbors: false,
+  hasTokenize: false,
   policies: POLICIES.map((policy) => policy.id),
   numLayers: null,
   maxTokens: null,
@@ -16,5 +17,15 @@ export const LEAST = Object.freeze({
 /** Capabilities from the server's answer; `LEAST` for null. */
 export function readCapabilities(answer) {
   if (answer === null || typeof answer !== "object") return LEAST;
-  return { ...LEAST };
+  const offered = Object.keys(answer.policies ?? {});
+  return {
+    isChat: answer.has_chat_template === true,
+    hasPresets: answer.has_presets === true,
+    // Came with the address itself.
+    hasNeighbors: true,
+    hasTokenize: true,
+    policies: LEAST.policies.filter((id) => offered.length === 0 || offered.includes(id)),
+    numLayers: answer.model?.n_layers ?? null,
+    maxTokens: answer.limits?.max_tokens ?? null,
+  };
 }

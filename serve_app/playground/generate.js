@@ -1,7 +1,7 @@
 // Starting, recording and stopping generations. Knows what a stream's chunks mean; everything that comes is kept, and
 // the display follows at its own pace.
 
-import { ApiError, askStream } from "./api.js";
+import { ApiError, askIfThere, askStream } from "./api.js";
 import { batch } from "./html.js";
 import { START, tick } from "./player.js";
 import { buildRequest, isSteered, randomSeed } from "./request.js";
@@ -45,7 +45,16 @@ export async function generate() {
   });
   startClock();
   const { signal } = controller;
-  await Promise.all(Object.values(started).map((run) => run && record(run, signal)));
+  const present = Object.values(started).filter((run) => run !== null);
+  await Promise.all([...present.map((run) => record(run, signal)), capabilities.hasTokenize && namePrompt(present, signal)]);
+}
+
+/** Learn how the prompt falls into tokens, so that its tail can be shown on the canvas. */
+async function namePrompt(present, signal) {
+  const { prompt, messages } = present[0].body;
+  const body = { ...(messages ? { messages } : { prompt }), return_token_strs: true };
+  const answer = await askIfThere("tokenize", { body, key: apiKey.value, signal }).catch(() => null);
+  if (answer?.token_strs) for (const run of present) publish(run, { promptTokens: answer.token_strs });
 }
 
 /** End what runs. The server cancels it when the connection closes. */

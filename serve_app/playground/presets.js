@@ -7,7 +7,7 @@ const ADDRESS = "v1/steering/presets";
 
 /** The presets that the server holds. */
 export async function listPresets(key) {
-  return (await askJson(ADDRESS, { key })).data ?? [];
+  return (await askJson(`${ADDRESS}?limit=100`, { key })).data ?? [];
 }
 
 /** Save the settings' steering under a name; the answer has its version. */
@@ -20,43 +20,49 @@ export function presetId(preset) {
   return preset.id ?? `${preset.name}@${preset.version}`;
 }
 
-/**
- * The settings that a preset stands for: sliders where they can show all of it, else a reference to it.
- *
- * `named` gives a concept's name for an id, or null.
- */
-export function presetSettings(preset, named = () => null) {
-  const sliders = asSliders(preset.steering ?? {}, named);
+/** The settings that a preset stands for: sliders where they can show all of it, else a reference to it. */
+export function presetSettings(preset) {
+  const sliders = asSliders(preset.steering ?? {});
   return sliders ? { ...sliders, preset: null } : { steers: [], suppress: [], preset: presetId(preset) };
 }
 
+const ADDS_NOTHING = new Set(["override_mode"]);
 const SLIDER_KEYS = new Set(["concepts", "strength", "unit", "layer", "schedule", "cutoff_tokens", "group"]);
 
-function asSliders(steering, named) {
-  const { interventions = [], suppress = [], ...others } = steering;
-  if (Object.values(others).some((value) => value !== null && value !== false && value !== undefined)) return null;
-  const steers = interventions.map((item) => asSlider(item, named));
-  const suppressed = suppress.map((item) => (Number.isInteger(item.concept) ? item : null));
+function asSliders({ interventions = [], suppress = [], ...others }) {
+  if (Object.entries(others).some(([key, value]) => !ADDS_NOTHING.has(key) && !isNothing(value))) return null;
+  const steers = interventions.map(asSlider);
+  const suppressed = suppress.map(asSuppression);
   if ([...steers, ...suppressed].includes(null)) return null;
-  if (new Set(steers.map((steer) => steer.id)).size !== steers.length) return null;
-  return {
-    steers,
-    suppress: suppressed.map((item) => newSuppression({ id: item.concept, name: named(item.concept) }, item.strength)),
-  };
+  // There is one slider for a concept.
+  const hasTwins = (items) => new Set(items.map((item) => item.id)).size !== items.length;
+  return hasTwins(steers) || hasTwins(suppressed) ? null : { steers, suppress: suppressed };
 }
 
-function asSlider(item, named) {
-  const [only, ...rest] = item.concepts ?? [];
-  const id = only?.id ?? only;
-  const weight = only?.weight ?? 1;
-  if (rest.length || !Number.isInteger(id) || weight !== 1) return null;
+const isNothing = (value) => value === null || value === false || (Array.isArray(value) && value.length === 0);
+
+/** {id, name} of a concept given by its id or as an object; null for one that is given by its label. */
+function conceptOf(item) {
+  const id = item?.id ?? item;
+  return Number.isInteger(id) ? { id, name: item?.name ?? null } : null;
+}
+
+function asSlider(item) {
+  const [first, ...rest] = item.concepts ?? [];
+  const concept = conceptOf(first);
+  if (concept === null || rest.length || (first.weight ?? 1) !== 1) return null;
   if (Object.keys(item).some((key) => !SLIDER_KEYS.has(key))) return null;
   return {
-    ...newSteer({ id, name: named(id) }, item.strength),
+    ...newSteer(concept, item.strength),
     unit: item.unit ?? "logits",
     layer: item.layer ?? null,
     schedule: item.schedule ?? "fixed",
     cutoffTokens: item.cutoff_tokens ?? 32,
     isGroup: item.group ?? false,
   };
+}
+
+function asSuppression(item) {
+  const concept = conceptOf(item.concept);
+  return concept && newSuppression(concept, item.strength);
 }

@@ -47,6 +47,7 @@ export function newRun(lane, path, body) {
     attribution: null,
     steering: null,
     finishReason: null,
+    promptTokens: null,
   };
 }
 

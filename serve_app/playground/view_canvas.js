@@ -154,6 +154,7 @@ function Canvas({ lane, state, driven }) {
         html`<${Cell}
           key=${i}
           cell=${cell}
+          promptToken=${cell.kind === "prompt" ? runs.value[lane].promptTokens?.at(cell.position) : null}
           driven=${driven}
           isOpen=${cell.kind === "token" && isOpen(lane, cell.position)}
           isInTabOrder=${cell.position === first && cell.kind !== "prompt" && cell.kind !== "outside"}
@@ -166,9 +167,12 @@ function ghosts() {
   return Array.from({ length: 64 }, (_, i) => html`<span key=${i} class="cell is-mask"></span>`);
 }
 
-function Cell({ cell, driven, isOpen, isInTabOrder }) {
+function Cell({ cell, promptToken, driven, isOpen, isInTabOrder }) {
   if (cell.kind === "prompt") {
-    return html`<span class="cell is-prompt" role="img" aria-label="a token of the prompt, fixed"></span>`;
+    const said = promptToken ? `, ${promptToken.trim()}` : "";
+    return html`<span class="cell is-prompt" role="img" aria-label=${`a token of the prompt, fixed${said}`}
+      ><span class="cell-text"><bdi>${promptToken?.trim()}</bdi></span></span
+    >`;
   }
   if (cell.kind === "outside") return html`<span class="cell is-outside" aria-hidden="true"></span>`;
   const common = { type: "button", tabindex: isInTabOrder ? 0 : -1, "data-position": cell.position };

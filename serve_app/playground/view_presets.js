@@ -1,7 +1,6 @@
 // Presets: save the steering under a name, load one that the server holds. Shown only where the server has presets.
 
 import { html, useEffect, useState } from "./html.js";
-import { factsOf } from "./concept_facts.js";
 import { Icon } from "./icons.js";
 import { listPresets, presetId, presetSettings, savePreset } from "./presets.js";
 import { steeringOf } from "./request.js";
@@ -26,7 +25,7 @@ export function Presets() {
   }, []);
   const save = () =>
     attempt(async () => {
-      const saved = await savePreset(name.trim(), "Saved in the playground", settings.value, apiKey.value);
+      const saved = await savePreset(name.trim().replace(/\s+/g, "-"), "Saved in the playground", settings.value, apiKey.value);
       toast.value = `Saved as ${presetId(saved)}`;
       setName("");
       await refresh();
@@ -34,7 +33,7 @@ export function Presets() {
   const load = (id) => {
     const preset = list.find((item) => presetId(item) === id);
     if (!preset) return;
-    set(presetSettings(preset, (concept) => factsOf(concept, ["about"]).about?.name ?? null));
+    set(presetSettings(preset));
     toast.value = `Loaded ${id}`;
   };
   return html`<div class="presets">
@@ -50,7 +49,12 @@ export function Presets() {
         <span class="sr-only">Load a preset</span>
         <select value="" onChange=${(event) => load(event.target.value)} disabled=${list.length === 0}>
           <option value="">${list.length ? "Load a preset" : "No presets yet"}</option>
-          ${list.map((preset) => html`<option key=${presetId(preset)} value=${presetId(preset)}>${presetId(preset)}</option>`)}
+          ${list.map(
+            (preset) =>
+              html`<option key=${presetId(preset)} value=${presetId(preset)} disabled=${preset.is_compatible === false}>
+                ${presetId(preset)}${preset.is_compatible === false ? " (of another model)" : ""}
+              </option>`,
+          )}
         </select>
       </label>
     </div>

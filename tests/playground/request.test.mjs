@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { LEAST, readCapabilities } from "../../serve_app/playground/capabilities.js";
 import { presetSettings } from "../../serve_app/playground/presets.js";
 import * as request from "../../serve_app/playground/request.js";
 import { checked, fromFragment, toFragment } from "../../serve_app/playground/share.js";
@@ -97,16 +98,53 @@ test("Python gets its own words for true, false and null", () => {
 });
 
 test("a preset of single concepts becomes sliders", () => {
-  const steering = request.steeringOf({ ...DEFAULTS, steers: [animal], suppress: [request.newSuppression({ id: 9 })] });
-  const loaded = presetSettings({ name: "zoo", version: 1, steering }, (id) => (id === 5 ? "animal" : null));
-  assert.deepEqual(loaded.steers, [animal]);
-  assert.equal(loaded.suppress[0].id, 9);
+  // As the server answers: everything spelled out.
+  const concept = { id: 5, name: "animal" };
+  const spelled = { strength: 6, unit: "logits", layer: 3, schedule: "fixed", cutoff_tokens: 32 };
+  const steering = {
+    interventions: [{ concepts: [{ ...concept, weight: 1 }], ...spelled }],
+    suppress: [{ concept: { id: 9, name: null }, strength: 4 }],
+    overrides: [],
+    override_mode: "delta",
+  };
+  const loaded = presetSettings({ id: "zoo@1", name: "zoo", version: 1, steering });
+  assert.deepEqual(loaded.steers, [{ ...animal, layer: 3 }]);
+  assert.deepEqual(loaded.suppress, [{ id: 9, name: null, strength: 4 }]);
   assert.equal(loaded.preset, null);
 });
 
+test("what was saved from sliders comes back as the same sliders", () => {
+  const settings = { ...DEFAULTS, steers: [{ ...animal, name: null }], suppress: [request.newSuppression({ id: 9 })] };
+  const { steers, suppress } = presetSettings({ name: "zoo", version: 1, steering: request.steeringOf(settings) });
+  assert.deepEqual([steers, suppress], [settings.steers, settings.suppress]);
+});
+
 test("a preset that sliders cannot show is taken by reference", () => {
-  const mixed = { interventions: [{ concepts: [1, 2], strength: 3 }] };
   const expected = { steers: [], suppress: [], preset: "zoo@2" };
-  assert.deepEqual(presetSettings({ name: "zoo", version: 2, steering: mixed }), expected);
-  assert.deepEqual(presetSettings({ name: "zoo", version: 2, steering: { concepts: [1], strength: 2 } }), expected);
+  const one = { concepts: [1], strength: 3 };
+  for (const steering of [
+    { interventions: [{ concepts: [1, 2], strength: 3 }] },
+    { interventions: [{ concepts: [{ id: 1, weight: 0.5 }], strength: 3 }] },
+    { interventions: [one, one] },
+    { interventions: [one], overrides: [{ concept: 1, weight: 1 }] },
+    { interventions: [{ concepts: ["by label"], strength: 3 }] },
+    { concepts: [1], strength: 2 },
+  ]) {
+    assert.deepEqual(presetSettings({ name: "zoo", version: 2, steering }), expected, JSON.stringify(steering));
+  }
+});
+
+test("a server says what it can do, and of one that says nothing the least is assumed", () => {
+  assert.deepEqual(readCapabilities(null), LEAST);
+  const said = readCapabilities({
+    model: { n_layers: 6 },
+    policies: { confidence: {}, threshold: {}, unheard_of: {} },
+    limits: { max_tokens: 512 },
+    has_chat_template: true,
+    has_presets: false,
+  });
+  assert.deepEqual(
+    [said.isChat, said.hasPresets, said.policies, said.numLayers, said.maxTokens],
+    [true, false, ["confidence", "threshold"], 6, 512],
+  );
 });
