@@ -43,10 +43,13 @@ export async function generate() {
     selection.value = null;
     lit.value = null;
   });
+  if (isChat) set({ prompt: "" });
   startClock();
   const { signal } = controller;
   const present = Object.values(started).filter((run) => run !== null);
   await Promise.all([...present.map((run) => record(run, signal)), capabilities.hasTokenize && namePrompt(present, signal)]);
+  // What was said and not answered can be said again.
+  if (isChat && started.main.status !== "done" && settings.value.prompt === "") set({ prompt: messages.at(-1).content });
 }
 
 /** Learn how the prompt falls into tokens, so that its tail can be shown on the canvas. */

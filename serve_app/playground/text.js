@@ -51,10 +51,10 @@ export function exactText(token) {
   return decodeAlone(token).replace(/[\n\t\r ]/g, (char) => MARKS[char]);
 }
 
-/** True for a token that goes on with the word before it. */
-export function isContinuation(token) {
-  if (isSpecial(token)) return false;
-  return /^[\p{L}\p{N}]/u.test(decodeAlone(token));
+/** True for a token that goes on with the word of the one before it, if that is there. */
+export function isContinuation(token, before) {
+  if (!before || isSpecial(token) || isSpecial(before)) return false;
+  return /^[\p{L}\p{N}]/u.test(decodeAlone(token)) && /[\p{L}\p{N}]$/u.test(decodeAlone(before));
 }
 
 function decodeAlone(token) {

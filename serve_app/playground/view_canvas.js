@@ -154,6 +154,7 @@ function Canvas({ lane, state, driven }) {
         html`<${Cell}
           key=${i}
           cell=${cell}
+          before=${cells[i - 1]?.token}
           promptToken=${cell.kind === "prompt" ? runs.value[lane].promptTokens?.at(cell.position) : null}
           driven=${driven}
           isOpen=${cell.kind === "token" && isOpen(lane, cell.position)}
@@ -167,7 +168,7 @@ function ghosts() {
   return Array.from({ length: 64 }, (_, i) => html`<span key=${i} class="cell is-mask"></span>`);
 }
 
-function Cell({ cell, promptToken, driven, isOpen, isInTabOrder }) {
+function Cell({ cell, before, promptToken, driven, isOpen, isInTabOrder }) {
   if (cell.kind === "prompt") {
     const said = promptToken ? `, ${promptToken.trim()}` : "";
     return html`<span class="cell is-prompt" role="img" aria-label=${`a token of the prompt, fixed${said}`}
@@ -185,7 +186,7 @@ function Cell({ cell, promptToken, driven, isOpen, isInTabOrder }) {
   const classNames = [
     "cell is-token",
     cell.isLanded ? "is-landed" : "",
-    isContinuation(token) ? "is-continuation" : "",
+    isContinuation(token, before) ? "is-continuation" : "",
     isSpecial(token) ? "is-special" : "",
     isOpen ? "is-open" : "",
   ];

@@ -152,9 +152,6 @@ function Slider({ steer }) {
         <option value="logits">logits</option>
         <option value="raw">raw</option>
       </select>
-      <button type="button" class="icon-button" aria-label=${`Remove ${name}`} onClick=${() => remove("steers", steer.id)}>
-        <${Icon} name="close" />
-      </button>
     </div>
     <div class="range-with-zero">
       <input
@@ -169,10 +166,15 @@ function Slider({ steer }) {
       />
       <span class="scale" aria-hidden="true"><span>away</span><span>0</span><span>toward</span></span>
     </div>
-    <details class="more">
-      <summary>More</summary>
-      <${SliderMore} steer=${steer} name=${name} />
-    </details>
+    <div class="slider-foot">
+      <details class="more">
+        <summary>More</summary>
+        <${SliderMore} steer=${steer} name=${name} />
+      </details>
+      <button type="button" class="icon-button" aria-label=${`Remove ${name}`} onClick=${() => remove("steers", steer.id)}>
+        <${Icon} name="close" />
+      </button>
+    </div>
   </div>`;
 }
 

@@ -38,9 +38,12 @@ test("white space has marks, special tokens have names", () => {
 });
 
 test("a token that goes on with a word is told from one that begins one", () => {
-  assert.ok(text.isContinuation(token(0, "idae")));
-  assert.ok(!text.isContinuation(token(0, " sea")));
-  assert.ok(!text.isContinuation(token(0, ";")));
+  const before = token(0, " Lep");
+  assert.ok(text.isContinuation(token(1, "idae"), before));
+  assert.ok(!text.isContinuation(token(1, " sea"), before));
+  assert.ok(!text.isContinuation(token(1, ";"), before));
+  assert.ok(!text.isContinuation(token(1, "idae"), token(0, "\n")));
+  assert.ok(!text.isContinuation(token(1, "idae"), null));
 });
 
 test("numbers are written with their sign and a true minus, and zero without", () => {
