@@ -16,6 +16,7 @@ from . import (
     generate_api,
     models_api,
     operations_api,
+    playground_api,
     presets_api,
     tokenizer_api,
 )
@@ -54,6 +55,7 @@ _ROUTES = (
     presets_api,
     tokenizer_api,
     operations_api,
+    playground_api,
 )
 """Modules of routes, as the description shows them."""
 

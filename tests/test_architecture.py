@@ -46,6 +46,7 @@ LEVEL = {
         "autoscaling": 0,
         "errors": 0,
         "metrics_table": 0,
+        "playground_api": 0,
         "routing": 0,
         "strict_keys": 0,
         "tokenizer": 0,
