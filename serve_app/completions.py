@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from engine import Event, GenerateRequest
+from engine import Analysis, AnalysisResult, Event, GenerateRequest
 
 from .rendering import Choice, DiffusionPiece, Piece, TextPiece, additions, usage
 from .schemas import CompletionRequest, Head
@@ -39,6 +39,9 @@ class EngineClient(Protocol):
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept (id local to `head`) most promotes."""
+
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """An analysis of text; raises what the engine raises."""
 
     async def check_ready(self) -> None:
         """Raise ApiError 503 unless an engine answers."""

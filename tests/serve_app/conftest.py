@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine import Event, GenerateRequest, ModelConfig
+from engine import Analysis, AnalysisResult, Event, GenerateRequest, ModelConfig
 from serve_app.api import Service, create_api
 from serve_app.checkpoint import describe
 from serve_app.completions import Caller
@@ -102,6 +102,9 @@ class DirectClient:
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
         return await self.engine.concept_top_tokens(concept_id, k, head=head)
+
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        return await self.engine.analyze(analysis)
 
     async def check_ready(self) -> None:
         self.engine.check_health()
