@@ -14,12 +14,13 @@ import uvicorn
 
 from engine import Analysis, AnalysisResult, AsyncEngine, EngineConfig, Event, GenerateRequest
 
-from .api import Service, create_api
+from .api import create_api
 from .checkpoint import describe, locate
 from .completions import Caller
 from .config import AppConfig
 from .errors import SERVER_ERROR, ApiError
 from .schemas import Head
+from .service import Service
 
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 10.0
