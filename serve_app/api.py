@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 
-from . import __version__, generate_api
+from . import __version__, generate_api, input_attribution_api
 from .concepts import Concept
 from .errors import (
     ERROR_RESPONSE,
@@ -61,6 +61,7 @@ def create_api(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(generate_api.router)
+    app.include_router(input_attribution_api.router)
     app.include_router(router)
     for kind, handler in (
         (ApiError, _answer_error),

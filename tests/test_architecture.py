@@ -76,6 +76,7 @@ LEVEL = {
         "router_client": 5,
         "engine_server": 6,
         "generate_api": 6,
+        "input_attribution_api": 6,
         "api": 7,
         "ingress": 8,
         "local": 8,
