@@ -239,11 +239,16 @@ class FakeEngine:
 
     def _commit(self, request: GenerateRequest, position: int, step: int) -> Commit:
         generated = position - len(request.prompt_token_ids)
-        key = repr((request.prompt_token_ids, request.sampling.seed, request.steering, position)).encode()
-        token_id = zlib.crc32(key) % (self.model_config.vocab_size - 8)
+        sampling, num_tokens = request.sampling, self.model_config.vocab_size - 8
+        key = repr(
+            (request.prompt_token_ids, sampling.seed, sampling.choice_index, request.steering, position)
+        ).encode()
+        token_id = zlib.crc32(key) % num_tokens
         if self.script:
             token_id = self.script[generated % len(self.script)]
-        return Commit(position, token_id, step, 0.9, 5.0 + token_id / 7, -0.25, (), self._explain(request, token_id))
+        # The token itself is the second likeliest.
+        top = tuple(((token_id + 1 - i) % num_tokens, -0.125 * (i + 1)) for i in range(sampling.num_logprobs))
+        return Commit(position, token_id, step, 0.9, 5.0 + token_id / 7, -0.25, top, self._explain(request, token_id))
 
     def _explain(self, request: GenerateRequest, token_id: int) -> TokenAttribution | None:
         if request.attribution is None:

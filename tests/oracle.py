@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from steerling.attribution.concept_attribution import AttributionAccumulator, _compute_unknown_topk
+from steerling.attribution.input_attribution import FaithfulOutputToInputAttributor, _TraceRecorder
 from steerling.attribution.trace import CommitRecord
 from steerling.configs import GenerationConfig, SteeringConfig
 from steerling.inference.causal_diffusion import GenerationStepInfo, SteerlingGenerator
@@ -248,3 +249,29 @@ class Oracle:
             )
             for p in kept
         }
+
+    def input_attributions(
+        self, prompt: Sequence[int], max_tokens: int, *, tokens_per_step: int = 1, num_steps: int, every: int
+    ) -> dict[int, tuple[int, list[float]]]:
+        """The package's integrated gradients over its own greedy generation: position -> (token, contributions).
+
+        Of each `every`-th denoising step. Prompt and max_tokens must be multiples of the block.
+        """
+        assert len(prompt) % self.block == 0 and max_tokens % self.block == 0
+        config = GenerationConfig(
+            max_new_tokens=max_tokens,
+            steps=max_tokens // tokens_per_step,
+            temperature=0.0,
+            use_entropy_sampling=False,
+            repetition_penalty=1.0,
+        )
+        attributor, recorder = FaithfulOutputToInputAttributor.from_generator(self.generator), _TraceRecorder()
+        ids = torch.tensor([list(prompt)], dtype=torch.long).reshape(1, -1)
+        self.generator.generate_full(ids, config, step_callback=recorder)
+        trace = attributor._build_trace(ids, config, recorder.groups)
+        # What it sees was fixed when it was built; this only says for which steps it is asked.
+        trace.groups[:] = trace.groups[every - 1 :: every]
+        found = attributor.attribute_from_trace(trace, n_steps=num_steps)
+        positions, tokens = found.target_positions.tolist(), found.target_token_ids.tolist()
+        rows = zip(tokens, found.attributions.tolist(), strict=True)
+        return dict(zip(positions, rows, strict=True))

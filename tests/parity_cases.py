@@ -11,6 +11,7 @@ import torch
 from steerling.configs import SteeringConfig
 
 from engine import (
+    AttributeInputs,
     AttributionParams,
     Engine,
     EngineConfig,
@@ -20,6 +21,7 @@ from engine import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    trace_of,
 )
 from engine.decoding.random import uniform as uniform_tensor
 from tests.checkpoints import Recipe
@@ -197,4 +199,35 @@ def compare(oracle: Oracle, case: Case, output: Output) -> Comparison:
             steering=setting.package_steering,
         )
         result.add(compare_commits(output.commits, choices))
+    return result
+
+
+def compare_inputs(oracle: Oracle, engine: Engine, *, tokens_per_step: int, num_steps: int = 3) -> Comparison:
+    """What inputs contributed, against the package's integrated gradients; of two steps in each of two blocks.
+
+    Layouts agree where the prompt and the text fill whole blocks.
+    """
+    recipe, block = oracle.recipe, oracle.block
+    request = GenerateRequest(
+        prompt_token_ids=recipe.plain_ids(block),
+        max_tokens=2 * block,
+        sampling=SamplingParams(**{**GREEDY, "tokens_per_step": tokens_per_step}),
+    )
+    (output,) = engine.generate([request])
+    theirs = oracle.input_attributions(
+        request.prompt_token_ids,
+        request.max_tokens,
+        tokens_per_step=tokens_per_step,
+        num_steps=num_steps,
+        every=block // 2 // tokens_per_step,
+    )
+    ask = AttributeInputs(trace=trace_of(request, output), targets=tuple(theirs), num_steps=num_steps)
+    found = engine.analyze(ask)
+    result = Comparison(num_commits=len(found.targets))
+    assert [target.position for target in found.targets] == sorted(theirs)
+    for target in found.targets:
+        token_id, contributions = theirs[target.position]
+        assert target.token_id == token_id
+        for ours, one in zip(target.contributions, contributions, strict=True):
+            result.note("input contribution", ours, one)
     return result

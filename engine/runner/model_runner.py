@@ -25,7 +25,7 @@ from .batch import Batch, RowTensors, make_batch, pack_rows
 from .device import choose_device, keep_compiled_kernels
 from .explaining import Explainer, ExplanationInFlight, KeptCommit
 from .graphs import GraphedPasses
-from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages
+from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages, replay_bytes, replay_context
 from .lanes import Lanes
 from .memory import MemoryPlan, device_memory, module_bytes, reserved_bytes, tensor_bytes
 from .pass_in_flight import PassInFlight
@@ -50,7 +50,11 @@ class ModelRunner:
         self.config: ModelConfig = model.config
         self.device = weight.device
         self.dtype = weight.dtype
+        self.plain_model = model
+        """The model as it was given: of the same weights, and with `deterministic` of torch's own products."""
         self.model = model = _with_products(model, engine)
+        self.replay_context = replay_context(self.config, engine)
+        """Longest prompt and max_tokens, together, of a trace that is replayed; 0: none is."""
         keep_compiled_kernels(engine.compile_cache_dir)
         self._draft_row_limit = min(engine.draft_row_limit, engine.max_rows)
         self._side_stream = _side_stream(self.device)
@@ -93,6 +97,7 @@ class ModelRunner:
             num_pages=num_pages,
             num_spare_pages=1 + num_drafts,
             pass_reserve=pass_bytes(self.config, engine.max_rows, self.dtype),
+            replay_reserve=replay_bytes(self.config, self.replay_context, self.dtype),
             graphs=reserved_bytes(self.device) - before,
             total=device_memory(self.device),
         )
