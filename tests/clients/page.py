@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from .catalogue import Client
-from .client_environment import client_environment
+from .client_environment import client_environment, run_client
 from .environments import home
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
@@ -37,16 +37,13 @@ def run_example(client: Client, program: Path, url: str, model: str, checkpoint:
         code = code.replace(URL, url).replace(CHECKPOINT, str(checkpoint)).replace(MODEL, model)
         command = {"python": [str(program), "-"], "sh": ["bash", "-eu"], "js": [str(program), "--input-type=module"]}[kind]
         try:
-            done = subprocess.run(
+            # Node.js looks for packages from its folder.
+            done = run_client(
                 command,
-                input=code,
-                # Node.js looks for packages from here.
-                cwd=home(client) if client.node else scratch,
-                env=client_environment(program, scratch),
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                check=False,
+                environment=client_environment(program, scratch),
+                folder=home(client) if client.node else scratch,
+                timeout_s=TIMEOUT_S,
+                text=code,
             )
         except subprocess.TimeoutExpired:
             problems.append(f"the example did not end within {TIMEOUT_S:.0f} s")

@@ -17,7 +17,7 @@ from typing import Literal
 
 from .catalogue import CLIENTS, Client
 from .checkpoint import MODEL_ID, write_instruct_variant
-from .client_environment import client_environment
+from .client_environment import client_environment, run_client
 from .environments import FOLDER, CannotInstall, driver, interpreter, renew_locks
 from .page import run_example, write_table
 from .server import running_server
@@ -102,16 +102,7 @@ def _try(client: Client, url: str, model: str, checkpoint: Path, scratch: Path) 
     command = [str(program), str(driver(client)), url, model, str(checkpoint), str(scratch)]
     environment = client_environment(program, scratch)
     try:
-        done = subprocess.run(
-            command,
-            cwd=scratch,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=client.timeout_s,
-            check=False,
-        )
+        done = run_client(command, environment=environment, folder=scratch, timeout_s=client.timeout_s)
         report, problems = _read_report(done)
     except subprocess.TimeoutExpired as error:
         report, problems = {}, [f"the driver did not end within {error.timeout:.0f} s"]

@@ -28,10 +28,9 @@ def definitions():
 
 def evaluate(name: str, *options: str) -> EvalLog:
     """Run the task as a person would, and read its log."""
-    task = Path(checks.scratch) / "definitions.py"
-    task.write_text(TASK, encoding="utf-8")
+    (Path(checks.scratch) / "definitions.py").write_text(TASK, encoding="utf-8")
     logs = Path(checks.scratch) / name
-    command = [str(Path(sys.executable).with_name("inspect")), "eval", str(task), "--log-dir", str(logs)]
+    command = [str(Path(sys.executable).with_name("inspect")), "eval", "definitions.py", "--log-dir", str(logs)]
     command += ["--model", f"openai-api/glassblock/{checks.model}", "--model-base-url", f"{checks.url}/v1"]
     command += ["-M", "api_key=none", "--seed", "7", "--max-tokens", str(MAX_TOKENS), "--log-format", "json"]
     command += ["--display", "plain", "--log-model-api", "--max-retries", "0", *options]

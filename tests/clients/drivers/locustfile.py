@@ -23,6 +23,11 @@ class Reader(HttpUser):
     wait_time = constant(0.1)
 
     @task
+    def both(self) -> None:
+        """A plain completion, then a streamed one."""
+        self.whole()
+        self.streamed()
+
     def whole(self) -> None:
         """A plain completion."""
         with self.client.post("/v1/completions", json=BODY, name="whole", catch_response=True) as response:
@@ -31,7 +36,6 @@ class Reader(HttpUser):
             elif response.json()["usage"]["completion_tokens"] != MAX_TOKENS:
                 response.failure(f"usage says {response.json()['usage']}")
 
-    @task
     def streamed(self) -> None:
         """A streamed completion, read line by line."""
         body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
