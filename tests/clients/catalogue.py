@@ -25,7 +25,7 @@ class Client:
     """It depends on torch, which comes as the build that constraints.txt pins."""
     node: bool = False
     """It runs on Node.js, from the package.json beside the driver."""
-    timeout_s: float = 240.0
+    timeout_s: float = 600.0
     """A driver that takes longer hangs."""
 
     @property
@@ -46,7 +46,7 @@ CLIENTS = (
     Client(name="guidellm", driver="drive_guidellm.py", requirements="guidellm", torch=True),
     Client(name="aiperf", driver="drive_aiperf.py", requirements="aiperf"),
     Client(name="locust", driver="drive_locust.py", requirements="locust"),
-    Client(name="schemathesis", driver="drive_schemathesis.py", requirements="schemathesis", timeout_s=540.0),
+    Client(name="schemathesis", driver="drive_schemathesis.py", requirements="schemathesis"),
     Client(name="vllm-bench-serve", driver="drive_vllm_bench.py"),
     Client(name="open-webui", driver="drive_open_webui.py"),
 )

@@ -43,7 +43,19 @@ def interpreter(client: Client) -> Path | None:
     if client.torch:
         # Named alone and to pip, which may know where a CPU build lies; an environment that has one keeps it.
         torch_pin = f"torch=={_pinned('torch')}"
-        _run([sys.executable, "-m", "pip", "--python", str(python), *PIP[2:], "--constraint", "constraints.txt", torch_pin])
+        _run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                str(python),
+                *PIP[2:],
+                "--constraint",
+                "constraints.txt",
+                torch_pin,
+            ]
+        )
     _install(python, client.lock)
     stamp.write_text(wanted, encoding="utf-8")
     return python

@@ -35,7 +35,9 @@ def run_example(client: Client, program: Path, url: str, model: str, checkpoint:
     problems = []
     for kind, code in EXAMPLE.findall(section(client.name)):
         code = code.replace(URL, url).replace(CHECKPOINT, str(checkpoint)).replace(MODEL, model)
-        command = {"python": [str(program), "-"], "sh": ["bash", "-eu"], "js": [str(program), "--input-type=module"]}[kind]
+        command = {"python": [str(program), "-"], "sh": ["bash", "-eu"], "js": [str(program), "--input-type=module"]}[
+            kind
+        ]
         try:
             # Node.js looks for packages from its folder.
             done = run_client(

@@ -27,7 +27,16 @@ def profile(name: str, kind: str, *options: str) -> tuple[dict[str, Any], list[d
     command = [str(Path(sys.executable).with_name("aiperf")), "profile", "--model", checks.model, "--url", checks.url]
     command += ["--endpoint-type", kind, "--tokenizer", checks.checkpoint, "--concurrency", "2"]
     command += ["--request-count", str(NUM_REQUESTS), "--synthetic-input-tokens-mean", str(PROMPT_TOKENS)]
-    command += ["--use-server-token-count", "--artifact-dir", str(folder), "--ui", "none", "--random-seed", "1", *options]
+    command += [
+        "--use-server-token-count",
+        "--artifact-dir",
+        str(folder),
+        "--ui",
+        "none",
+        "--random-seed",
+        "1",
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=checks.scratch, env=ENVIRONMENT, check=False)
     summary, records = folder / "profile_export_aiperf.json", folder / "profile_export.jsonl"
     if done.returncode or not summary.is_file():

@@ -12,7 +12,7 @@ from inspect_ai.log import EvalLog, read_eval_log
 
 checks = Checks("inspect-ai")
 MAX_TOKENS = 40
-TASK = '''
+TASK = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import includes
@@ -23,7 +23,7 @@ def definitions():
     words = ["an animal with wings", "a plant with", "the act of"]
     samples = [Sample(input=word, target="a") for word in words]
     return Task(dataset=samples, solver=[system_message("Define words."), generate()], scorer=includes())
-'''
+"""
 
 
 def evaluate(name: str, *options: str) -> EvalLog:
@@ -64,11 +64,15 @@ def check_log(log: EvalLog, extra: dict) -> None:
 
 
 with checks.part("eval"):
-    extra = {"ignore_eos": True}
+    extra = {"ignore_eos": True, "diffusion": {"tokens_per_step": 4}}
     check_log(evaluate("plain", "--extra-body", json.dumps(extra)), extra)
 
 with checks.part("eval with steering in --extra-body"):
-    extra = {"ignore_eos": True, "steering": {"concepts": ["animal"], "strength": 8}}
+    extra = {
+        "ignore_eos": True,
+        "diffusion": {"tokens_per_step": 4},
+        "steering": {"concepts": ["animal"], "strength": 8},
+    }
     log = evaluate("steered", "--extra-body", json.dumps(extra))
     check_log(log, extra)
     for sent, received in calls(log):
@@ -77,7 +81,9 @@ with checks.part("eval with steering in --extra-body"):
         checks.equal(name, "animal", "the log tells what was steered")
 
 with checks.part("eval with log probabilities and streams"):
-    log = evaluate("logprobs", "--logprobs", "--top-logprobs", "2", "-M", "stream=true", "--extra-body", '{"ignore_eos": true}')
+    log = evaluate(
+        "logprobs", "--logprobs", "--top-logprobs", "2", "-M", "stream=true", "--extra-body", '{"ignore_eos": true}'
+    )
     for sample in log.samples or []:
         found = sample.output.choices[0].logprobs
         checks.equal(found and len(found.content), MAX_TOKENS, "one entry a token, from a stream")

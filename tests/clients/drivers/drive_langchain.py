@@ -13,7 +13,8 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 checks = Checks("langchain-openai")
 SERVER: dict[str, Any] = {"base_url": f"{checks.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 120}
-COMMON: dict[str, Any] = {"model": checks.model, "seed": 7, "max_tokens": 70, "extra_body": {"ignore_eos": True}}
+EXTRA: dict[str, Any] = {"ignore_eos": True, "diffusion": {"tokens_per_step": 8}}
+COMMON: dict[str, Any] = {"model": checks.model, "seed": 7, "max_tokens": 70, "extra_body": EXTRA}
 PROMPT = "a small animal that"
 QUESTION = [("system", "Define words."), ("human", "an animal with wings")]
 
@@ -50,7 +51,6 @@ with checks.part("OpenAI"):
     checks.equal(len({item[0].text for item in generated.generations}), 2, "two prompts in one request, a text each")
     usage = (generated.llm_output or {}).get("token_usage", {})
     checks.equal(usage.get("completion_tokens"), 140, "usage counts both")
-
 
 
 def served_vocabulary() -> tiktoken.Encoding:

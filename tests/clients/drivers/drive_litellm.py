@@ -10,7 +10,8 @@ from checks import Checks
 
 checks = Checks("litellm")
 SERVER: dict[str, Any] = {"api_base": f"{checks.url}/v1", "api_key": "none", "timeout": 120, "num_retries": 0}
-COMMON: dict[str, Any] = {"seed": 7, "max_tokens": 70, "extra_body": {"ignore_eos": True}, **SERVER}
+EXTRA: dict[str, Any] = {"ignore_eos": True, "diffusion": {"tokens_per_step": 8}}
+COMMON: dict[str, Any] = {"seed": 7, "max_tokens": 70, "extra_body": EXTRA, **SERVER}
 CHAT = f"openai/{checks.model}"
 TEXT = f"text-completion-openai/{checks.model}"
 MESSAGES = [{"role": "user", "content": "an animal with wings"}]
@@ -22,7 +23,7 @@ with checks.part("chat"):
     answer = plain.choices[0].message.content
     own = checks.post(
         "/v1/chat/completions",
-        {"model": checks.model, "messages": MESSAGES, "seed": 7, "max_tokens": 70, "ignore_eos": True},
+        {"model": checks.model, "messages": MESSAGES, "seed": 7, "max_tokens": 70, **EXTRA},
     )
     checks.equal(answer, own["choices"][0]["message"]["content"], "the answer is what the server says")
     checks.equal(plain.choices[0].finish_reason, "length", "max_tokens ends it")
@@ -30,7 +31,9 @@ with checks.part("chat"):
     chunks = list(
         litellm.completion(CHAT, messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **COMMON)
     )
-    checks.equal("".join(c.choices[0].delta.content or "" for c in chunks if c.choices), answer, "streamed text is equal")
+    checks.equal(
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices), answer, "streamed text is equal"
+    )
     rebuilt = litellm.stream_chunk_builder(chunks, messages=MESSAGES)
     checks.equal(rebuilt.choices[0].message.content, answer, "litellm rebuilds the answer from the stream")
     checks.equal(rebuilt.usage.completion_tokens, 70, "and its usage")
@@ -68,7 +71,7 @@ with checks.part("embeddings"):
     checks.that(max(off) < 1e-5, "the vectors are the server's", max(off))
 
 with checks.part("extensions"):
-    body = {"steering": {"concepts": ["animal"], "strength": 8}}
+    body = {**EXTRA, "steering": {"concepts": ["animal"], "strength": 8}}
     steered = litellm.text_completion(model=TEXT, prompt="", **(COMMON | {"extra_body": body}))
     checks.equal(
         steered.model_extra["steering"]["resolved"][0]["concepts"][0]["name"], "animal", "the steering comes back"

@@ -111,6 +111,8 @@ for name, prompt in TASKS.items():
             request["max_completion_tokens"] = 64
         whole = checks.post("/v1/chat/completions", request)
         checks.that(isinstance(whole["choices"][0]["message"]["content"], str), "a whole answer", whole)
-        checks.that(0 < whole["usage"]["completion_tokens"] <= request.get("max_completion_tokens", 256), "not too long")
+        checks.that(
+            0 < whole["usage"]["completion_tokens"] <= request.get("max_completion_tokens", 256), "not too long"
+        )
 
 checks.finish()

@@ -18,7 +18,16 @@ HELD = "not_a_server_error,status_code_conformance,content_type_conformance,resp
 
 with checks.part(f"{EXAMPLES} examples of each operation"):
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{checks.url}/openapi.json"]
-    command += ["--max-examples", str(EXAMPLES), "--seed", str(SEED), "--checks", HELD, "--phases", "examples,coverage,fuzzing"]
+    command += [
+        "--max-examples",
+        str(EXAMPLES),
+        "--seed",
+        str(SEED),
+        "--checks",
+        HELD,
+        "--phases",
+        "examples,coverage,fuzzing",
+    ]
     command += ["--request-timeout", "60", "--generation-database", "none", "--no-color"]
     hooks = {"SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(Path(__file__).parent)}
     environment = {**os.environ, **hooks}

@@ -39,7 +39,9 @@ class Reader(HttpUser):
     def streamed(self) -> None:
         """A streamed completion, read line by line."""
         body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
-        with self.client.post("/v1/completions", json=body, name="streamed", stream=True, catch_response=True) as response:
+        with self.client.post(
+            "/v1/completions", json=body, name="streamed", stream=True, catch_response=True
+        ) as response:
             lines = [line.decode() for line in response.iter_lines() if line]
             if response.status_code != 200 or lines[-1] != "data: [DONE]":
                 response.failure("\n".join(lines)[-500:])

@@ -25,8 +25,9 @@ const equal = (seen, wanted, claim) =>
   that(JSON.stringify(seen) === JSON.stringify(wanted), `${claim} (wanted ${JSON.stringify(wanted)})`, seen);
 
 const prompt = "a small animal that";
-const common = { model, seed: 7, max_tokens: 70, ignore_eos: true };
+const common = { model, seed: 7, max_tokens: 70, ignore_eos: true, diffusion: { tokens_per_step: 8 } };
 const messages = [{ role: "user", content: [{ type: "text", text: "an animal with wings" }] }];
+const special = ["<|endofchunk|>", "<|endoftext|>"];
 let text = "";
 let answer = "";
 
@@ -55,7 +56,8 @@ await part("completions", async () => {
   const stopped = await client.completions.create({ ...common, prompt, stop: [stop] });
   equal(stopped.choices[0].text, text.split(stop)[0], "the text ends before the stop string");
   const scored = await client.completions.create({ ...common, prompt, logprobs: 2 });
-  equal(scored.choices[0].logprobs.tokens.join(""), text, "the tokens of logprobs spell the text");
+  const spelled = scored.choices[0].logprobs.tokens.filter((token) => !special.includes(token)).join("");
+  equal(spelled, text, "the tokens of logprobs spell the text, special ones aside");
 });
 
 await part("chat", async () => {
