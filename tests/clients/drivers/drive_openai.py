@@ -163,7 +163,11 @@ with checks.part("embeddings"):
     checks.equal([item.index for item in floats.data], [0, 1], "one vector an input, in order")
     width = len(floats.data[0].embedding)
     checks.that(width >= 64, "a vector has the model's width", width)
-    pairs = [(x, y) for f, p in zip(floats.data, packed.data) for x, y in zip(f.embedding, p.embedding, strict=True)]
+    pairs = [
+        (x, y)
+        for f, p in zip(floats.data, packed.data, strict=True)
+        for x, y in zip(f.embedding, p.embedding, strict=True)
+    ]
     checks.that(max(abs(x - y) for x, y in pairs) < 1e-5, "base64, which the package asks for, holds the same numbers")
     by_id = client.embeddings.create(model=checks.model, input=[checks.tokenize(PROMPT)], encoding_format="float")
     checks.that(
