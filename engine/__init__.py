@@ -1,6 +1,24 @@
 """A block-diffusion engine for interpretable language models: token ids in, token ids and concepts out."""
 
 from .admission import check_request
+from .analysis import (
+    Analysis,
+    AnalysisResult,
+    AttributeInputs,
+    Embedding,
+    EmbedTokens,
+    EstimateLikelihood,
+    InputAttribution,
+    Inspection,
+    InspectTokens,
+    Likelihood,
+    Scores,
+    ScoreTokens,
+    TargetAttribution,
+    TokenConcepts,
+    Trace,
+    TracedCommit,
+)
 from .async_engine import AsyncEngine
 from .config import ConceptConfig, EngineConfig, ModelConfig
 from .core import Engine, EngineStats
@@ -22,6 +40,7 @@ from .errors import (
 )
 from .load import EngineLoad, RunningLoad
 from .metrics import NullRecorder, Recorder
+from .model.weights import CheckpointSummary, check_checkpoint
 from .output import (
     BlockFinished,
     BlockStarted,
@@ -52,30 +71,41 @@ from .scheduling import PrefixChanges, prefix_keys
 
 __all__ = [
     "Aborted",
+    "Analysis",
+    "AnalysisResult",
     "AsyncEngine",
+    "AttributeInputs",
     "AttributionParams",
     "BlockFinished",
     "BlockStarted",
     "CheckpointError",
+    "CheckpointSummary",
     "Commit",
     "Committed",
     "ConceptConfig",
     "ConceptContribution",
     "ConceptNotFound",
+    "EmbedTokens",
+    "Embedding",
     "Engine",
     "EngineConfig",
     "EngineError",
     "EngineLoad",
     "EngineStats",
     "EngineStopped",
+    "EstimateLikelihood",
     "Event",
     "FinishReason",
     "Finished",
     "GenerateRequest",
+    "InputAttribution",
+    "InspectTokens",
+    "Inspection",
     "Intervention",
     "InvalidConfig",
     "InvalidRequest",
     "InvalidValue",
+    "Likelihood",
     "MemoryPlan",
     "ModelConfig",
     "NonFiniteLogits",
@@ -91,12 +121,19 @@ __all__ = [
     "ResolvedIntervention",
     "RunningLoad",
     "SamplingParams",
+    "ScoreTokens",
+    "Scores",
     "Started",
     "SteeringParams",
     "Suppression",
+    "TargetAttribution",
     "TokenAttribution",
+    "TokenConcepts",
+    "Trace",
+    "TracedCommit",
     "Unsupported",
     "WeightOverride",
+    "check_checkpoint",
     "check_request",
     "plan_memory",
     "prefix_keys",

@@ -350,6 +350,8 @@ class EngineConfig:
     """Sequences that run at once. None: max_rows."""
     max_waiting: int = 4096
     """Requests that may wait for a lane before QueueFull."""
+    max_analyses: int = 256
+    """Analyses of text under way at once before QueueFull; each gets a slice of work between passes in turn."""
     share_prefixes: bool = True
     """Let sequences with equal prefixes share the pages of their sealed blocks."""
     batching: Batching = "independent"
@@ -389,7 +391,7 @@ class EngineConfig:
             "deterministic out",
         )
         _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
-        _check_range(self, ("num_pages", "max_waiting", "profile_steps"), 1, _MOST_PAGES)
+        _check_range(self, ("num_pages", "max_waiting", "max_analyses", "profile_steps"), 1, _MOST_PAGES)
         _check_range(self, ("profile_after", "draft_row_limit"), 0, _MOST_PAGES)
         # A finished block seals in the pass that begins the next one: two rows of one sequence.
         _check(self.max_rows >= 2, f"max_rows is {self.max_rows}; it must be at least 2, a denoise row and a seal row")

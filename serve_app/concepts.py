@@ -135,16 +135,23 @@ class ConceptCatalogue:
         others = (self._by_id[i] for i in members if i != concept.id)
         return [concept, *(other for other in others if other.is_steerable)]
 
-    def steerable(self, name: int | str, *, param: str) -> Concept:
-        """The concept that a caller means by an id or an exact label, if it can be steered.
+    def find(self, name: int | str, *, param: str) -> Concept:
+        """The concept that a caller means by an id or an exact label.
 
-        Raises ApiError with `param`: concept_not_found, concept_not_steerable, or invalid_value for a label that
-        several concepts have.
+        Raises ApiError with `param`: concept_not_found, or invalid_value for a label that several concepts have.
         """
         concept = self._by_label(name, param) if isinstance(name, str) else self.get(name)
         if concept is None:
             message = f"no concept has the id {name}; ids lie in [0, {self._num_concepts})"
             raise ApiError(400, message, code="concept_not_found", param=param)
+        return concept
+
+    def steerable(self, name: int | str, *, param: str) -> Concept:
+        """The concept that a caller means by an id or an exact label, if it can be steered.
+
+        Raises ApiError as `find` does, or concept_not_steerable.
+        """
+        concept = self.find(name, param=param)
         if not concept.is_steerable:
             why = "discovered concepts cannot be steered" if concept.head == "discovered" else "it is not steerable"
             message = (

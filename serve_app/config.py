@@ -225,6 +225,11 @@ class AppConfig(StrictModel):
         return self.model_id or Path(self.checkpoint).name
 
 
+def api_key_from_environment() -> str | None:
+    """The key that clients of ours send, if there is one: the value of GLASSBLOCK_API_KEY."""
+    return os.environ.get("GLASSBLOCK_API_KEY") or None
+
+
 def local_cluster_environment(marker: str) -> dict[str, str]:
     """Environment for a Ray cluster of our own on this machine, reachable from this machine only.
 

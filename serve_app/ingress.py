@@ -9,10 +9,11 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from .api import Service, create_api
+from .api import create_api
 from .checkpoint import describe, locate
 from .config import IngressSettings, TelemetrySettings
 from .router_client import RoutedEngineClient
+from .service import Service
 from .telemetry import ServeRecorder
 from .tracing import make_tracer
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from engine import EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
+from engine import Analysis, AnalysisResult, EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
 
 from .completions import Caller
 from .config import IngressSettings
@@ -93,6 +93,13 @@ class RoutedEngineClient:
             await self.check_ready()
         top: list[tuple[int, float]] = await self._calls.concept_top_tokens.remote(concept_id, k, head)
         return top
+
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """An analysis of text by one of the replicas."""
+        if not self._is_ready:
+            await self.check_ready()
+        result: AnalysisResult = await self._calls.analyze.remote(analysis)
+        return result
 
     async def check_ready(self) -> None:
         """Raise ApiError 503 unless a replica answers within the timeout."""
