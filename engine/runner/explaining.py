@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..decoding import attribution
+from ..decoding.overrides import OverridePlan
 from ..model.steerling import SteerlingModel
 from ..output import Commit, ConceptContribution, TokenAttribution
 from ..request import SamplingParams
@@ -90,38 +91,38 @@ class Explainer:
         The kept hidden states are taken before any pass that is launched later can overwrite them.
         """
         parts = []
-        for part, is_guided in self._alike(kept):
+        for part, overrides, is_guided in self._alike(kept):
             # Most requests want a few concepts of some hundred: the others are not looked at.
             most = None if None in top_k[part] else max(k for k in top_k[part] if k is not None)
-            explain = self._explain_guided if is_guided else self._explain_plain
-            packed, num_known = explain(kept[part], most)
-            parts.append(_Part(HostCopy(packed), num_known, most, top_k[part]))
+            explain = self._explain_guided if is_guided else self._run
+            packed, num_known = explain(kept[part], most, overrides)
+            parts.append(_Part(HostCopy(packed[: len(kept[part])]), num_known, most, top_k[part]))
         return ExplanationInFlight(parts)
 
-    def _alike(self, kept: list[KeptCommit]) -> Iterator[tuple[slice, bool]]:
-        """Neighbours that can be explained at once, and whether they are guided, which takes two places each."""
+    def _alike(self, kept: list[KeptCommit]) -> Iterator[tuple[slice, OverridePlan | None, bool]]:
+        """Neighbours that can be explained at once: those of one lane that sets concept weights, or of no such lane;
+        guided, which takes two places each, or not."""
         start = 0
-        for is_guided, commits in groupby(kept, key=lambda commit: commit.shadow_lane is not None):
+        keys = groupby(kept, key=lambda commit: (self._lanes.overrides(commit.lane), commit.shadow_lane is not None))
+        for (overrides, is_guided), commits in keys:
             stop = start + sum(1 for _ in commits)
             at_once = self._at_once // 2 if is_guided else self._at_once
             for first in range(start, stop, at_once):
-                yield slice(first, min(first + at_once, stop)), is_guided
+                yield slice(first, min(first + at_once, stop)), overrides, is_guided
             start = stop
 
-    def _explain_plain(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
-        packed_MF, num_known = self._run(kept, most)
-        return packed_MF[: len(kept)], num_known
-
-    def _explain_guided(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
+    def _explain_guided(
+        self, kept: list[KeptCommit], most: int | None, overrides: OverridePlan | None
+    ) -> tuple[Tensor, int]:
         copies = [replace(c, lane=c.shadow_lane) for c in kept if c.shadow_lane is not None]
-        packed_MF, num_known = self._run([*kept, *copies], None)
+        packed_MF, num_known = self._run([*kept, *copies], None, overrides)
         own, other = (_unpack(part, num_known) for part in packed_MF[: 2 * len(kept)].chunk(2))
         numbers = [[c.target_logit, c.cfg_scale] for c in kept]
         target_M, scale_M = to_device(numbers, torch.float32, self._lanes.device).unbind(dim=1)
         return _pack(attribution.guided(own, other, target_M, scale_M), most)
 
-    def _run(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
-        if self._graphs:
+    def _run(self, kept: list[KeptCommit], most: int | None, overrides: OverridePlan | None) -> tuple[Tensor, int]:
+        if self._graphs and overrides is None:
             size = next(size for size in self._graphs if size >= len(kept))
             captured = self._graphs[size]
             captured.inputs_M4.copy_(_pinned(kept, size), non_blocking=True)
@@ -129,7 +130,7 @@ class Explainer:
             return captured.packed_MF, self._num_known
         size = self._at_once if self._is_padded else len(kept)
         inputs_M4 = to_device(_numbers(kept, size), torch.float64, self._lanes.device)
-        return _pack(_explain(self._model, self._lanes, inputs_M4), most)
+        return _pack(_explain(self._model, self._lanes, inputs_M4, overrides), most)
 
     def _capture(self, size: int, stream: torch.cuda.Stream, pool: Any) -> _Captured:
         nobody = [KeptCommit(self._lanes.idle_lane, 0, 0, 0.0)]
@@ -189,11 +190,13 @@ def _pinned(kept: list[KeptCommit], size: int) -> Tensor:
 
 
 @torch.no_grad()
-def _explain(model: SteerlingModel, lanes: Lanes, inputs_M4: Tensor) -> attribution.Explanation:
+def _explain(
+    model: SteerlingModel, lanes: Lanes, inputs_M4: Tensor, overrides: OverridePlan | None = None
+) -> attribution.Explanation:
     # One copy brings all: float64 holds ids and float32 logits exactly.
     lane_M, position_M, token_M, target_M = inputs_M4.unbind(dim=1)
     hidden_MD = lanes.hidden_NCD[lane_M.long(), lanes.hidden_place(position_M.long())]
-    return attribution.explain(model, hidden_MD, token_M.long(), target_M.float())
+    return attribution.explain(model, hidden_MD, token_M.long(), target_M.float(), overrides)
 
 
 def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tensor, int]:

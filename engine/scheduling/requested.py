@@ -11,9 +11,6 @@ from .shadow import Shadow
 def make_sequence(request: GenerateRequest, config: ModelConfig, *, id: str, arrival: int) -> Sequence:
     """A waiting sequence; `arrival` is its place in the order of arrival."""
     sampling = request.sampling
-    ends = set(sampling.stop_token_ids)
-    if config.eot_id is not None and not sampling.ignore_eos:
-        ends.add(config.eot_id)
     return Sequence(
         id=id,
         priority=request.priority,
@@ -24,7 +21,7 @@ def make_sequence(request: GenerateRequest, config: ModelConfig, *, id: str, arr
         mask_token_id=config.mask_token_id,
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
-        end_token_ids=frozenset(ends) - set(config.banned_token_ids),
+        end_token_ids=config.end_token_ids(sampling.stop_token_ids, ignore_eos=sampling.ignore_eos),
         tokens_per_step=sampling.max_commits(config.diff_block_size),
         is_adaptive=sampling.is_adaptive,
         has_drafts=sampling.has_drafts,
