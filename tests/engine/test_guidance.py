@@ -19,6 +19,7 @@ from engine import (
     SteeringParams,
     Suppression,
     Unsupported,
+    WeightOverride,
     check_request,
 )
 from engine.decoding.attribution import NOTHING, Explanation, HeadExplanation, guided
@@ -136,6 +137,20 @@ def test_top_k_keeps_the_largest_of_the_joint_contributions(make_engine):
             assert len(few) == 3
             assert [c.contribution for c in few] == pytest.approx([c.contribution for c in many[:3]], abs=1e-4)
         assert ours.attribution.epsilon == pytest.approx(whole_part.epsilon, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["delta", "reference"])
+def test_concept_weights_that_are_set_hold_in_both_copies(make_engine, oracle, mode):
+    overrides = (
+        WeightOverride(concept_id=3, weight=4.0),
+        WeightOverride(concept_id=7, weight=-2.0),
+        WeightOverride(concept_id=5, head="discovered", weight=3.0),
+    )
+    steering = SteeringParams(overrides=overrides, override_mode=mode, interventions=(cutoff(6),))
+    asked = [guided_request(BLOCK + 3, 22, steering=steering, seed=4), guided_request(9, 22, seed=5)]
+    outputs = make_engine(EOT).generate(asked)
+    for request, output in zip(asked, outputs, strict=True):
+        compare_output(output, generate(oracle(EOT), request, uniform))
 
 
 def test_explanations_of_two_passes_join_by_concept():
