@@ -20,6 +20,8 @@ from .screen import HEAD_STYLES, draw, safe, shown
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 _FRAMES_PER_S = 12
+_LEAST_SHOWN = 0.05
+"""Logits; weaker contributions say nothing to a reader."""
 
 
 def generate(options: argparse.Namespace, client: ApiClient, console: Console) -> int:
@@ -114,7 +116,8 @@ def explanation_table(attribution: list[dict[str, Any]]) -> Table:
         for token in choice.get("tokens", ()):
             parts = (token["logit"], token["known_total"], token["discovered_total"], token["epsilon"])
             # Two of each: known ones have names, discovered ones often the larger part.
-            concepts = [*token.get("known", ())[:2], *token.get("discovered", ())[:2]]
+            strongest = [*token.get("known", ())[:2], *token.get("discovered", ())[:2]]
+            concepts = [item for item in strongest if abs(item["contribution"] or 0.0) >= _LEAST_SHOWN]
             named = ", ".join(
                 f"{item['name'] or '#' + str(item['id'])} {item['contribution']:+.2f}" for item in concepts
             )

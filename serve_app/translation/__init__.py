@@ -2,6 +2,7 @@
 
 from .checkpoint import Checkpoint, check_model
 from .jobs import ChoiceJob, encode_messages, end_token_ids, make_jobs, wanted_steering
+from .steering import steering_params, summed_weights
 
 __all__ = [
     "Checkpoint",
@@ -10,5 +11,7 @@ __all__ = [
     "encode_messages",
     "end_token_ids",
     "make_jobs",
+    "steering_params",
+    "summed_weights",
     "wanted_steering",
 ]
