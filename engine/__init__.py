@@ -1,6 +1,27 @@
 """A block-diffusion engine for interpretable language models: token ids in, token ids and concepts out."""
 
 from .admission import check_request
+from .analysis import (
+    Analysis,
+    AnalysisResult,
+    AttributeInputs,
+    Embedding,
+    EmbeddingKind,
+    EmbedTokens,
+    EstimateLikelihood,
+    InputAttribution,
+    Inspection,
+    InspectTokens,
+    Likelihood,
+    Pooling,
+    Replay,
+    ReplayedCommit,
+    ReplayTrace,
+    Scores,
+    ScoreTokens,
+    TargetAttribution,
+    TokenConcepts,
+)
 from .async_engine import AsyncEngine
 from .config import ConceptConfig, EngineConfig, ModelConfig
 from .core import Engine, EngineStats
@@ -22,6 +43,7 @@ from .errors import (
 )
 from .load import EngineLoad, RunningLoad
 from .metrics import NullRecorder, Recorder
+from .model.weights import CheckpointSummary, check_checkpoint
 from .output import (
     BlockFinished,
     BlockStarted,
@@ -49,55 +71,80 @@ from .request import (
 from .runner.capacity import plan_memory
 from .runner.memory import MemoryPlan
 from .scheduling import PrefixChanges, prefix_keys
+from .trace import Trace, TracedCommit, trace_of
 
 __all__ = [
     "Aborted",
+    "Analysis",
+    "AnalysisResult",
     "AsyncEngine",
+    "AttributeInputs",
     "AttributionParams",
     "BlockFinished",
     "BlockStarted",
     "CheckpointError",
+    "CheckpointSummary",
     "Commit",
     "Committed",
     "ConceptConfig",
     "ConceptContribution",
     "ConceptNotFound",
+    "EmbedTokens",
+    "Embedding",
+    "EmbeddingKind",
     "Engine",
     "EngineConfig",
     "EngineError",
     "EngineLoad",
     "EngineStats",
     "EngineStopped",
+    "EstimateLikelihood",
     "Event",
     "FinishReason",
     "Finished",
     "GenerateRequest",
+    "InputAttribution",
+    "InspectTokens",
+    "Inspection",
     "Intervention",
     "InvalidConfig",
     "InvalidRequest",
     "InvalidValue",
+    "Likelihood",
     "MemoryPlan",
     "ModelConfig",
     "NonFiniteLogits",
     "NullRecorder",
     "Output",
     "Policy",
+    "Pooling",
     "PrefixChanges",
     "PromptTooLong",
     "QueueFull",
     "Recorder",
+    "Replay",
+    "ReplayTrace",
+    "ReplayedCommit",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
     "RunningLoad",
     "SamplingParams",
+    "ScoreTokens",
+    "Scores",
     "Started",
     "SteeringParams",
     "Suppression",
+    "TargetAttribution",
     "TokenAttribution",
+    "TokenConcepts",
+    "Trace",
+    "TracedCommit",
     "Unsupported",
     "WeightOverride",
+    "check_checkpoint",
     "check_request",
     "plan_memory",
     "prefix_keys",
+    "trace_of",
 ]

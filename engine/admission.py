@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .checks import is_whole, shown
 from .config import ModelConfig
 from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge, Unsupported
-from .request import GenerateRequest
+from .request import GenerateRequest, SteeringParams
 
 MAX_END_TOKENS = 64
 """Stop token ids a request may name."""
@@ -20,24 +22,23 @@ def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: i
         raise InvalidValue(f"the request is {shown(request)}; it must be a GenerateRequest")
     # Before the tokens are looked at one by one: a prompt of any length would hold up everybody else.
     _check_size(request, config, num_pages)
-    _check_prompt(request, config)
+    check_token_ids(request.prompt_token_ids, config, name="prompt_token_ids")
     _check_sampling(request, config)
     _check_steering(request, config)
 
 
-def _check_prompt(request: GenerateRequest, config: ModelConfig) -> None:
-    for index, token_id in enumerate(request.prompt_token_ids):
+def check_token_ids(token_ids: Iterable[object], config: ModelConfig, *, name: str) -> None:
+    """Raise InvalidValue for the field `name` if one is no token id, or is the mask token."""
+    for index, token_id in enumerate(token_ids):
         if not is_whole(token_id, 0, config.vocab_size - 1):
             raise InvalidValue(
-                f"prompt_token_ids[{index}] is {shown(token_id)}; it must be a token id, an int in "
-                f"[0, {config.vocab_size})",
-                param="prompt_token_ids",
+                f"{name}[{index}] is {shown(token_id)}; it must be a token id, an int in [0, {config.vocab_size})",
+                param=name,
             )
         if token_id == config.mask_token_id:
-            # A mask in the prompt would be taken for a position to fill, and the prompt would change.
+            # It would be taken for a position to fill, and the text would not be what was given.
             raise InvalidValue(
-                f"prompt_token_ids[{index}] is the mask token {token_id}; a prompt may not contain it",
-                param="prompt_token_ids",
+                f"{name}[{index}] is the mask token {token_id}; what is given may not contain it", param=name
             )
 
 
@@ -91,8 +92,7 @@ def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
 def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
     if request.steering is None:
         return
-    if request.steering.overrides:
-        raise Unsupported("overrides are not served yet; leave them out", param="steering.overrides")
+    _check_overrides(request.steering, config)
     num_concepts = config.concept.n_concepts
     for index, intervention in enumerate(request.steering.interventions):
         path = f"steering.interventions[{index}]"
@@ -112,4 +112,27 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
             raise ConceptNotFound(
                 f"concept {shown(item.concept_id)} does not exist; known concepts lie in [0, {num_concepts})",
                 param=f"steering.suppress[{index}].concept_id",
+            )
+
+
+def _check_overrides(steering: SteeringParams, config: ModelConfig) -> None:
+    concept = config.concept
+    if steering.overrides and steering.override_mode == "reference" and concept.topk_on_logits:
+        # There the package weighs every concept outside the top k 0.5, the sigmoid of its cut-off logit.
+        raise Unsupported(
+            "override_mode is 'reference', which is not served for checkpoints with topk_on_logits; use 'delta'",
+            param="steering.override_mode",
+        )
+    for index, item in enumerate(steering.overrides):
+        path = f"steering.overrides[{index}]"
+        if item.head == "discovered" and not concept.use_discovered:
+            raise Unsupported(
+                "head is 'discovered', and this checkpoint has no discovered head; name known concepts",
+                param=f"{path}.head",
+            )
+        num_concepts = concept.n_concepts if item.head == "known" else concept.n_discovered
+        if not 0 <= item.concept_id < num_concepts:
+            raise ConceptNotFound(
+                f"concept {shown(item.concept_id)} does not exist; {item.head} concepts lie in [0, {num_concepts})",
+                param=f"{path}.concept_id",
             )

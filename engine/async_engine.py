@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
+from .analysis import Analysis, AnalysisResult
 from .config import EngineConfig, ModelConfig
 from .core import Engine, EngineStats
 from .errors import EngineStopped
@@ -228,6 +229,20 @@ class AsyncEngine:
             self._submit(lambda: self._engine.concept_top_tokens(concept_id, k, head=head))
         )
 
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """Do an analysis, slice by slice between passes.
+
+        Raises InvalidRequest, QueueFull or EngineStopped. Cancelling it ends the analysis within one slice.
+        """
+        beginning = self._submit(lambda: self._engine.begin_analysis(analysis))
+        try:
+            under_way = await asyncio.shield(asyncio.wrap_future(beginning))
+        except asyncio.CancelledError:
+            # Commands run in order, so it has begun by then, or was refused.
+            self._submit(lambda: beginning.result().cancel())
+            raise
+        return await asyncio.wrap_future(under_way)
+
     def check_health(self) -> None:
         """Raise EngineStopped if the thread has ended or a pass hangs."""
         if self._failure is not None:
@@ -304,5 +319,6 @@ class AsyncEngine:
         for subscription in self._subscriptions.values():
             subscription.fail(error)
         self._subscriptions.clear()
+        self._engine.end_analyses(error)
         while not self._commands.empty():
             self._commands.get().refuse(error)

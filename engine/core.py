@@ -9,11 +9,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from .admission import check_request
+from .analysis import Analysis, AnalysisResult
+from .analyzing import AnalysisDesk, start_analysis
 from .checks import is_whole, shown
 from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
@@ -139,6 +142,7 @@ class Engine:
         self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
         self._num_arrived = 0
         self._pass_averages = PassAverages()
+        self._analyses = AnalysisDesk(self.config.max_analyses)
 
     @classmethod
     def from_checkpoint(
@@ -155,8 +159,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while some request waits or runs, or has events to hand out."""
-        return bool(self._entries)
+        """True while some request waits or runs, or has events to hand out, or an analysis is under way."""
+        return bool(self._entries) or self._analyses.has_work
 
     def memory_table(self) -> str:
         """What the device's memory goes to, for people."""
@@ -272,11 +276,31 @@ class Engine:
         self._explain_due()
         if not is_ahead:
             self._take_explanations(len(self._explaining))
+        self._analyses.advance()
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
         self._measured.usage(self.stats())
         events = self._take_events()
         self._forget_void_passes()
         return events
+
+    def begin_analysis(self, analysis: Analysis) -> Future[AnalysisResult]:
+        """Take an analysis on: steps do it slice by slice between passes, and the future gets its result.
+
+        Raises InvalidRequest or QueueFull; then nothing has changed. Cancelling the future ends the analysis.
+        """
+        self._analyses.check_room()
+        return self._analyses.add(start_analysis(analysis, self.runner, self.scheduler))
+
+    def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """Do one analysis now. Requests go on meanwhile, but their events are lost: use one or the other."""
+        result = self.begin_analysis(analysis)
+        while not result.done():
+            self.step()
+        return result.result()
+
+    def end_analyses(self, error: Exception) -> None:
+        """End every analysis with an error."""
+        self._analyses.close(error)
 
     def preempt(self, request_id: str) -> bool:
         """Send a running request back to the queue before the next step; False if it does not run.
@@ -342,9 +366,6 @@ class Engine:
 
     def _make_sequence(self, request_id: str, request: GenerateRequest) -> Sequence:
         config, sampling = self.model_config, request.sampling
-        ends = set(sampling.stop_token_ids)
-        if config.eot_id is not None and not sampling.ignore_eos:
-            ends.add(config.eot_id)
         return Sequence(
             id=request_id,
             priority=request.priority,
@@ -355,7 +376,7 @@ class Engine:
             mask_token_id=config.mask_token_id,
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
-            end_token_ids=frozenset(ends) - set(config.banned_token_ids),
+            end_token_ids=config.end_token_ids(sampling.stop_token_ids, ignore_eos=sampling.ignore_eos),
             tokens_per_step=sampling.max_commits(config.diff_block_size),
             is_adaptive=sampling.is_adaptive,
             has_drafts=sampling.has_drafts,

@@ -9,11 +9,12 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from engine import CheckpointError, ModelConfig
 
+from .chat_template import TEMPLATE_FILE, ChatTemplate
 from .concepts import LABELS_FILE, ConceptCatalogue
 from .tokenizer import Tokenizer
 from .translation import Checkpoint
 
-_DESCRIPTION_FILES = ["*.json", LABELS_FILE]
+_DESCRIPTION_FILES = ["*.json", LABELS_FILE, TEMPLATE_FILE]
 _WEIGHT_FILES = ["*.safetensors"]
 
 
@@ -34,9 +35,11 @@ def locate(model: str, revision: str | None, *, with_weights: bool) -> Path:
 def describe(folder: Path, model_id: str) -> Checkpoint:
     """What HTTP needs of the checkpoint in `folder`, without its weights."""
     config = ModelConfig.from_json(folder)
+    tokenizer = Tokenizer.from_checkpoint(folder, config)
     return Checkpoint(
         model_id=model_id,
         config=config,
-        tokenizer=Tokenizer.from_checkpoint(folder, config),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate.from_checkpoint(folder, config, tokenizer),
         catalogue=ConceptCatalogue.from_checkpoint(folder, config),
     )

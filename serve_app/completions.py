@@ -1,20 +1,22 @@
-"""One text completion from the engine's first event to the last byte, plain or streamed."""
+"""One answer from the engine's first event to the last byte, plain or streamed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from engine import Event, GenerateRequest
+from engine import Analysis, AnalysisResult, Event, GenerateRequest, Scores, ScoreTokens
 
-from .rendering import Choice, DiffusionPiece, Piece, TextPiece, additions, usage
-from .schemas import CompletionRequest, Head
+from .lease_messages import ServiceLoad
+from .rendering import AnswerFormat, Choice, DiffusionPiece, Piece, TextPiece, additions, usage
+from .schemas import GenerateFields, Head, StreamOptions
 from .streaming import DONE, sse
-from .translation import Checkpoint
+from .translation import Checkpoint, ChoiceJob
 
 T = TypeVar("T")
 
@@ -40,6 +42,12 @@ class EngineClient(Protocol):
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept (id local to `head`) most promotes."""
 
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """An analysis of text; raises what the engine raises."""
+
+    async def load(self) -> ServiceLoad:
+        """What replicas use now; raises ApiError 503 where nobody can tell."""
+
     async def check_ready(self) -> None:
         """Raise ApiError 503 unless an engine answers."""
 
@@ -50,28 +58,36 @@ class Completion:
     def __init__(
         self,
         client: EngineClient,
-        request: CompletionRequest,
-        engine_requests: Sequence[GenerateRequest],
+        request: GenerateFields,
+        jobs: Sequence[ChoiceJob],
         checkpoint: Checkpoint,
+        answer_format: AnswerFormat,
         completion_id: str,
         caller: Caller | None = None,
     ) -> None:
+        self._client = client
         self._request = request
         self._checkpoint = checkpoint
-        self._choices = [Choice(i, item, request, checkpoint) for i, item in enumerate(engine_requests)]
-        self._batches = merge([client.generate(item, caller) for item in engine_requests])
+        self._format = answer_format
+        self._choices = [Choice(job, request, checkpoint) for job in jobs]
+        self._batches = merge(
+            [
+                _until_done(client.generate(choice.job.engine_request, caller), choice)
+                for choice in self._choices
+                if choice.job.engine_request is not None
+            ]
+        )
         self._first: tuple[int, tuple[Event, ...]] | None = None
-        self._head = {
-            "id": completion_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": checkpoint.model_id,
-        }
+        self._scores: list[Scores | None] | None = None
+        self._id, self._created = completion_id, int(time.time())
+        self._is_first_chunk = True
 
     async def start(self) -> None:
         """Wait until every choice has begun; raises what refuses any of them, with nothing left running."""
         # From here on a refusal can no longer become a status, so all choices have to be past it.
-        self._first = await anext(self._batches)
+        self._first = await anext(self._batches, None)
+        if self._first is None and self._request.is_scoring:
+            self._scores = await self._score()
 
     async def aclose(self) -> None:
         """Cancel what still runs."""
@@ -79,21 +95,20 @@ class Completion:
 
     async def answer(self) -> dict[str, Any]:
         """The plain answer, when all of it is there."""
+        await self.start()
         async for pieces in self._pieces():
             for _ in pieces:
                 pass
         return {
-            **self._head,
-            "choices": [
-                {**self._choice(choice.index, choice.text), "finish_reason": choice.output.finish_reason.value}
-                for choice in self._choices
-            ],
+            **self._head(self._format.object_name),
+            "choices": [self._format.whole(choice) for choice in self._choices],
             "usage": usage(self._choices),
+            **self._format.top(self._choices),
             **additions(self._choices, self._request, self._checkpoint),
         }
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events, those ready together in one piece; the caller closes the completion.
+        """The answer as server-sent events, those ready together in one piece; the caller starts and closes it.
 
         Every piece costs a message at each process on its way, however small it is.
         """
@@ -104,7 +119,7 @@ class Completion:
             try:
                 for piece in pieces:
                     if isinstance(piece, TextPiece):
-                        chunks.append(self._chunk([self._choice(piece.index, piece.text)]))
+                        chunks.append(self._chunk([self._format.piece(self._choices[piece.index], piece)]))
                     else:
                         chunks.append(self._diffusion_chunk(seq, piece))
                         seq += 1
@@ -119,31 +134,46 @@ class Completion:
 
     def _ending(self, seq: int, *, shows_diffusion: bool) -> Iterator[bytes]:
         extra = additions(self._choices, self._request, self._checkpoint)
-        if shows_diffusion:
+        if shows_diffusion and "diffusion" in extra:
             summary = extra.pop("diffusion")
             done = {"type": "generation.done", "steps": summary["denoising_steps"], **summary}
             yield self._chunk([], {"diffusion": {"seq": seq, **done}, **extra})
         last = self._choices[-1].index
         wants_extra = not shows_diffusion and self._asks_for_more()
         for choice in self._choices:
-            finished = {**self._choice(choice.index, ""), "finish_reason": choice.output.finish_reason.value}
-            yield self._chunk([finished], extra if wants_extra and choice.index == last else {})
+            yield self._chunk([self._format.ending(choice)], extra if wants_extra and choice.index == last else {})
         if self._options is not None and self._options.include_usage:
-            yield sse({**self._head, "choices": [], "usage": usage(self._choices)})
+            yield sse({**self._head(self._format.chunk_name), "choices": [], "usage": usage(self._choices)})
         yield DONE
 
     async def _pieces(self) -> AsyncIterator[Iterator[Piece]]:
         """One iterator for each batch of events, to be read before the next is asked for."""
-        if self._first is None:
-            await self.start()
-        assert self._first is not None
-        index, events = self._first
-        yield self._choices[index].take(events)
+        for choice in self._choices:
+            yield choice.begin()
+        if self._first is not None:
+            index, events = self._first
+            yield self._choices[index].take(events)
         async for index, events in self._batches:
             yield self._choices[index].take(events)
+        if self._request.is_scoring:
+            scores = await self._score() if self._scores is None else self._scores
+            yield (choice.score(of_choice) for choice, of_choice in zip(self._choices, scores, strict=True))
+
+    async def _score(self) -> list[Scores | None]:
+        """Scores of prompt and text of each choice; None for one without any token."""
+        assert self._request.num_logprobs is not None
+        found: dict[tuple[int, ...], Scores | None] = {(): None}
+        for choice in self._choices:
+            token_ids = (*choice.job.prompt_token_ids, *choice.token_ids)
+            if token_ids not in found:
+                asked = ScoreTokens(token_ids=token_ids, num_logprobs=self._request.num_logprobs)
+                scores = await self._client.analyze(asked)
+                assert isinstance(scores, Scores), scores
+                found[token_ids] = scores
+        return [found[*choice.job.prompt_token_ids, *choice.token_ids] for choice in self._choices]
 
     @property
-    def _options(self) -> Any:
+    def _options(self) -> StreamOptions | None:
         return self._request.stream_options
 
     def _asks_for_more(self) -> bool:
@@ -152,11 +182,14 @@ class Completion:
         is_asked = request.steering is not None or request.attribution.level != "off"
         return is_asked or "diffusion" in request.model_fields_set
 
-    def _choice(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+    def _head(self, name: str) -> dict[str, Any]:
+        return {"id": self._id, "object": name, "created": self._created, "model": self._checkpoint.model_id}
 
-    def _chunk(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> bytes:
-        chunk = {**self._head, "choices": choices, **(extra or {})}
+    def _chunk(self, choices: list[dict[str, Any]], extra: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+        chunk = {**self._head(self._format.chunk_name), "choices": choices, **extra}
+        if choices and self._is_first_chunk:
+            self._is_first_chunk = False
+            chunk |= self._format.top(self._choices)
         if self._options is not None and self._options.include_usage:
             chunk["usage"] = usage(self._choices) if self._options.continuous_usage_stats else None
         return sse(chunk)
@@ -165,11 +198,25 @@ class Completion:
         return self._chunk([], {"diffusion": {"seq": seq, **piece.event}})
 
 
+async def _until_done(
+    source: AsyncGenerator[tuple[Event, ...], None], choice: Choice
+) -> AsyncGenerator[tuple[Event, ...], None]:
+    """The events until the choice needs no more; the engine's work for it ends there."""
+    async with aclosing(source) as batches:
+        async for events in batches:
+            yield events
+            if choice.is_done:
+                return
+
+
 async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of all sources as they come, with their source's index; none before every source has its first.
 
-    Closing it, or an error in one source, closes them all.
+    A source is not asked for its next item before the last one's reader asks for more. Closing it, or an error in one
+    source, closes them all.
     """
+    if not sources:
+        return
     if len(sources) == 1:
         # By far the most common case needs no task for each item.
         async with aclosing(sources[0]) as source:
@@ -193,8 +240,8 @@ async def merge(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
                         item = task.result()
                     except StopAsyncIteration:
                         continue
-                    following[asyncio.ensure_future(anext(sources[index]))] = index
                     yield index, item
+                    following[asyncio.ensure_future(anext(sources[index]))] = index
         finally:
             # A source cannot be closed while something waits for its next item.
             for task in following:

@@ -6,13 +6,14 @@ first and the discovered ones after them.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,6 +114,13 @@ class ConceptCatalogue:
     def __len__(self) -> int:
         return self._num_concepts
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for catalogues in which every id means the same and may be steered alike."""
+        facts = [f"{self._num_known} {self._num_concepts}"]
+        facts += [f"{i} {concept.name!r} {concept.is_steerable}" for i, concept in sorted(self._by_id.items())]
+        return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+
     def catalogue_id(self, head: Head, local_id: int) -> int:
         """The engine's id -> the catalogue's."""
         return local_id if head == "known" else self._num_known + local_id
@@ -135,16 +143,23 @@ class ConceptCatalogue:
         others = (self._by_id[i] for i in members if i != concept.id)
         return [concept, *(other for other in others if other.is_steerable)]
 
-    def steerable(self, name: int | str, *, param: str) -> Concept:
-        """The concept that a caller means by an id or an exact label, if it can be steered.
+    def find(self, name: int | str, *, param: str) -> Concept:
+        """The concept that a caller means by an id or an exact label.
 
-        Raises ApiError with `param`: concept_not_found, concept_not_steerable, or invalid_value for a label that
-        several concepts have.
+        Raises ApiError with `param`: concept_not_found, or invalid_value for a label that several concepts have.
         """
         concept = self._by_label(name, param) if isinstance(name, str) else self.get(name)
         if concept is None:
             message = f"no concept has the id {name}; ids lie in [0, {self._num_concepts})"
             raise ApiError(400, message, code="concept_not_found", param=param)
+        return concept
+
+    def steerable(self, name: int | str, *, param: str) -> Concept:
+        """The concept that a caller means by an id or an exact label, if it can be steered.
+
+        Raises ApiError as `find` does, or concept_not_steerable.
+        """
+        concept = self.find(name, param=param)
         if not concept.is_steerable:
             why = "discovered concepts cannot be steered" if concept.head == "discovered" else "it is not steerable"
             message = (

@@ -18,6 +18,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from engine import (
+    Analysis,
+    AnalysisResult,
     AsyncEngine,
     EngineConfig,
     EngineLoad,
@@ -156,6 +158,10 @@ class EngineServer:
     ) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""
         return await self._engine.concept_top_tokens(concept_id, k, head=head)
+
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """An analysis of text, done between passes; raises what the engine raises."""
+        return await self._engine.analyze(analysis)
 
     async def stats(self) -> dict[str, int]:
         """What the engine uses now."""

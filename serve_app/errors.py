@@ -225,7 +225,7 @@ def _path(error: Mapping[str, Any], body: Any) -> str:
     return path if field is None else f"{path}.{field}".lstrip(".")
 
 
-_IN_DIFFUSION = ("policy", "tokens_per_step", "threshold", "factor", "entropy_bound")
+_IN_DIFFUSION = ("policy", "tokens_per_step", "threshold", "factor", "entropy_bound", "cfg_scale")
 _PARAMS = {"prompt_token_ids": "prompt"} | {f"sampling.{name}": f"diffusion.{name}" for name in _IN_DIFFUSION}
 
 

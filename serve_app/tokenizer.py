@@ -11,8 +11,10 @@ attributions keep them under their names.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tiktoken
@@ -47,6 +49,10 @@ class Tokenizer:
     ) -> None:
         self._encode = encode
         self._special_names = dict(special_names)
+        self._ids_by_name = {name: i for i, name in special_names.items()}
+        # Of two names that begin alike the longer one counts.
+        names = sorted(self._ids_by_name, key=len, reverse=True)
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "($^)")
         self._text_bytes = [b"" if i in special_names else spelled for i, spelled in enumerate(token_bytes)]
         self.longest_token = max(map(len, self._text_bytes))
         """Bytes in the longest token: n tokens hold at most n times as many."""
@@ -62,9 +68,26 @@ class Tokenizer:
         """Number of token ids."""
         return len(self._text_bytes)
 
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Name -> id of every special token."""
+        return MappingProxyType(self._ids_by_name)
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without any token added. Text that spells a special token is ordinary text."""
         return list(self._encode(text))
+
+    def split_special(self, text: str) -> list[str]:
+        """The text in parts, each a special token's name or text without one; some may be empty."""
+        return self._special_pattern.split(text)
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Ids of `text`, where the name of a special token stands for that token. Not for what a user wrote."""
+        ids: list[int] = []
+        for part in self.split_special(text):
+            special = self._ids_by_name.get(part)
+            ids += self.encode(part) if special is None else [special]
+        return ids
 
     def text_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text, perhaps nothing and perhaps only a part of a character."""
@@ -78,6 +101,12 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids`; bytes that are no character become U+FFFD."""
         return b"".join(map(self.text_bytes, token_ids)).decode("utf-8", "replace")
+
+    def decode_with_special(self, token_ids: Iterable[int]) -> str:
+        """The same with special tokens under their names, so that `encode_with_special` finds them again."""
+        named = self._special_names
+        parts = (named[i].encode() if i in named else self._text_bytes[i] for i in token_ids)
+        return b"".join(parts).decode("utf-8", "replace")
 
 
 def _from_tokenizer_json(file: Path, config: ModelConfig) -> Tokenizer:

@@ -9,18 +9,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from pathlib import Path
 
 from engine import (
+    Analysis,
+    AnalysisResult,
+    AttributeInputs,
     BlockFinished,
     BlockStarted,
     Commit,
     Committed,
     ConceptContribution,
+    Embedding,
+    EmbedTokens,
     EngineLoad,
     EngineStats,
     EngineStopped,
+    EstimateLikelihood,
     Event,
     Finished,
     FinishReason,
     GenerateRequest,
+    InputAttribution,
+    Inspection,
+    InspectTokens,
+    Likelihood,
     ModelConfig,
     NonFiniteLogits,
     Output,
@@ -28,8 +38,12 @@ from engine import (
     QueueFull,
     ResolvedIntervention,
     RunningLoad,
+    Scores,
+    ScoreTokens,
     Started,
+    TargetAttribution,
     TokenAttribution,
+    TokenConcepts,
     Unsupported,
 )
 from engine.admission import check_request
@@ -59,6 +73,7 @@ class FakeEngine:
         self._on_load: Callable[[EngineLoad], None] | None = None
         self.script, self.before, self.error = script, before, error
         self.requests: list[GenerateRequest] = []
+        self.analyses: list[Analysis] = []
         self.running: set[str | None] = set()
         self.aborted: list[str | None] = []
         self.failure: Exception | None = None
@@ -116,6 +131,43 @@ class FakeEngine:
 
     async def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: str = "known") -> list[tuple[int, float]]:
         return [((concept_id + i) % self.model_config.vocab_size, 3.0 - i / 8) for i in range(k)]
+
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """Numbers that follow from the tokens alone."""
+        self.analyses.append(analysis)
+        match analysis:
+            case ScoreTokens(token_ids=ids, num_logprobs=k):
+                top = [tuple((token_id + i, -0.5 - i) for i in range(k)) for token_id in ids]
+                return Scores(
+                    logprobs=tuple(None if i == 0 else -1.0 - token_id % 7 for i, token_id in enumerate(ids)),
+                    top_logprobs=tuple(() if i == 0 else entry for i, entry in enumerate(top)),
+                )
+            case EmbedTokens(token_ids=ids):
+                return Embedding(vector=tuple(float(sum(ids) % 7 + i) for i in range(self.model_config.n_embd)))
+            case EstimateLikelihood(continuation_token_ids=ids, num_samples=number):
+                return Likelihood(log_likelihood=-float(len(ids)), standard_error=0.5, num_samples=number)
+            case InspectTokens(token_ids=ids, top_k=k):
+                concept = ConceptContribution(0, 0.5, 1.0)
+                return Inspection(
+                    tokens=tuple(TokenConcepts(known=(concept,)[:k], discovered=(concept,)[:k]) for _ in ids)
+                )
+            case AttributeInputs(trace=trace, num_steps=number):
+                start = len(trace.prompt_token_ids)
+                return InputAttribution(
+                    targets=tuple(
+                        TargetAttribution(
+                            position=commit.position,
+                            token_id=commit.token_id,
+                            target_logit=2.0,
+                            baseline_logit=0.5,
+                            contributions=(1.5,) + (0.0,) * (start + trace.max_tokens - 1),
+                        )
+                        for commit in sorted(trace.commits, key=lambda commit: commit.position)
+                        if analysis.targets is None or commit.position in analysis.targets
+                    ),
+                    num_steps=number,
+                )
+        raise AssertionError(analysis)
 
     def check_health(self) -> None:
         if self.failure is not None:
@@ -187,11 +239,16 @@ class FakeEngine:
 
     def _commit(self, request: GenerateRequest, position: int, step: int) -> Commit:
         generated = position - len(request.prompt_token_ids)
-        key = repr((request.prompt_token_ids, request.sampling.seed, request.steering, position)).encode()
-        token_id = zlib.crc32(key) % (self.model_config.vocab_size - 8)
+        sampling, num_tokens = request.sampling, self.model_config.vocab_size - 8
+        key = repr(
+            (request.prompt_token_ids, sampling.seed, sampling.choice_index, request.steering, position)
+        ).encode()
+        token_id = zlib.crc32(key) % num_tokens
         if self.script:
             token_id = self.script[generated % len(self.script)]
-        return Commit(position, token_id, step, 0.9, 5.0 + token_id / 7, -0.25, (), self._explain(request, token_id))
+        # The token itself is the second likeliest.
+        top = tuple(((token_id + 1 - i) % num_tokens, -0.125 * (i + 1)) for i in range(sampling.num_logprobs))
+        return Commit(position, token_id, step, 0.9, 5.0 + token_id / 7, -0.25, top, self._explain(request, token_id))
 
     def _explain(self, request: GenerateRequest, token_id: int) -> TokenAttribution | None:
         if request.attribution is None:

@@ -6,9 +6,11 @@ The public names (`transformer.blocks.N.attn.c_attn`, `unknown_head.*`, ...) liv
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,46 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
         model.transformer.lm_head.weight = model.transformer.embedding.weight
     _materialise_buffers(model, config, device)
     return model.requires_grad_(False).eval()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """What the tensors of a checkpoint are, all of them as its config.json asks."""
+
+    num_tensors: int
+    num_parameters: int
+    dtypes: tuple[str, ...]
+    """As the files name them."""
+    is_finite: bool
+    """Every value was read and is a finite number; False where values were not asked for."""
+
+
+def check_checkpoint(
+    path: str | Path, *, reads_values: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
+) -> CheckpointSummary:
+    """Hold a checkpoint's tensors against its config.json, from the headers of its files; no model is built.
+
+    `reads_values` also looks for values that are not finite, one tensor in memory at a time. `progress` is called with
+    tensors done and in all. Raises InvalidConfig or CheckpointError with everything that is wrong.
+    """
+    folder = Path(path)
+    config = ModelConfig.from_json(folder)
+    with torch.device("meta"):
+        model = SteerlingModel(config, vocab_multiple=VOCAB_MULTIPLE)
+    broken, num_parameters, dtypes = [], 0, set()
+    with ExitStack() as stack:
+        stored = _open_tensors(folder, stack, torch.device("cpu"))
+        sources = _match(dict(_named_parameters(model)), stored, config)
+        for number, source in enumerate(sorted(sources.values()), start=1):
+            view = stored[source].get_slice(source.stored_name)
+            num_parameters += math.prod(view.get_shape())
+            dtypes.add(view.get_dtype())
+            if reads_values and not stored[source].get_tensor(source.stored_name).isfinite().all():
+                broken.append(f"{source} holds values that are not finite")
+            progress(number, len(sources))
+    if broken:
+        raise CheckpointError(f"the checkpoint cannot be served: {_listed(broken)}")
+    return CheckpointSummary(len(sources), num_parameters, tuple(sorted(dtypes)), is_finite=reads_values)
 
 
 def save_checkpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,11 +15,14 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine import Event, GenerateRequest, ModelConfig
-from serve_app.api import Service, create_api
+from engine import Analysis, AnalysisResult, Event, GenerateRequest, ModelConfig
+from serve_app.api import create_api
 from serve_app.checkpoint import describe
 from serve_app.completions import Caller
 from serve_app.config import Limits
+from serve_app.lease_messages import ServiceLoad, replica_load
+from serve_app.presets import PresetStore
+from serve_app.service import Service
 from serve_app.translation import Checkpoint
 from tests.checkpoints import Recipe
 from tests.fakes import FakeEngine
@@ -103,6 +107,12 @@ class DirectClient:
     async def concept_top_tokens(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
         return await self.engine.concept_top_tokens(concept_id, k, head=head)
 
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        return await self.engine.analyze(analysis)
+
+    async def load(self) -> ServiceLoad:
+        return ServiceLoad(replicas=(replica_load(asdict(await self.engine.stats()), "fake"),))
+
     async def check_ready(self) -> None:
         self.engine.check_health()
 
@@ -110,13 +120,24 @@ class DirectClient:
 class Server:
     """The API on a FakeEngine, and a client to it."""
 
-    def __init__(self, served: Checkpoint, **engine_options: Any) -> None:
+    def __init__(self, served: Checkpoint, *, presets: PresetStore | None = None, **engine_options: Any) -> None:
         self.engine = FakeEngine(served.config, **engine_options)
         self.checkpoint = served
-        limits = Limits(max_body_bytes=100_000, max_prompts=4)
         self.direct = DirectClient(self.engine)
-        service = Service(client=self.direct, checkpoint=served, limits=limits, created=1)
-        self.app: FastAPI = create_api(service)
+        self._presets = presets
+        self.app: FastAPI = self._make_app()
+
+    def without_chat_template(self) -> None:
+        """From now on serve what a base checkpoint is."""
+        self.checkpoint = replace(self.checkpoint, chat_template=None)
+        self.app = self._make_app()
+
+    def _make_app(self) -> FastAPI:
+        limits = Limits(max_body_bytes=100_000, max_prompts=4)
+        service = Service(
+            client=self.direct, checkpoint=self.checkpoint, limits=limits, created=1, presets=self._presets
+        )
+        return create_api(service)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

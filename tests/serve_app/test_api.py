@@ -109,7 +109,7 @@ async def test_the_schema_marks_what_is_refused_and_shows_errors_as_they_are(ser
     schema = (await server().get("/openapi.json")).json()
     fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
     refused = {name for name, field in fields.items() if field.get("description", "").startswith("Not supported")}
-    assert {"n", "echo", "logprobs", "stop", "tools", "response_format"} <= refused
+    assert {"suffix", "presence_penalty", "tools", "response_format"} <= refused
     assert not {"prompt", "max_tokens", "seed", "top_p", "stop_token_ids", "steering"} & refused
     for name in refused:
         for value in fields[name]["enum"]:

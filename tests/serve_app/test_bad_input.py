@@ -38,6 +38,30 @@ BAD_VALUES = [
     ({"prompt": "sea " * 20_000}, "prompt"),
     ({"model": 3}, "model"),
     ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 0, "echo": True, "steering": {"concepts": [2], "strength": 1}}, "steering"),
+    ({"max_tokens": 0, "echo": True, "attribution": {"level": "token"}}, "attribution"),
+    ({"max_tokens": 0, "echo": True, "prompt": [280]}, "prompt"),
+    ({"max_tokens": 0, "echo": True, "prompt": [3] * 513}, "prompt"),
+    ({"max_tokens": 0, "echo": True, "prompt": [3, 279]}, "prompt"),
+    ({"logprobs": 1, "echo": True, "steering": {"concepts": [2], "strength": 1}}, "steering"),
+    ({"prompt": ["a", "sea " * 600]}, "prompt[1]"),
+    ({"prompt": [[1], [2], [280]]}, "prompt[2]"),
+    ({"n": 0}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 5}, "n"),
+    ({"n": 2, "prompt": ["a"] * 3}, "n"),
+    ({"prompt": ["a"] * 5}, "prompt"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": "yes"}, "echo"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": ["a", 1]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": "\udfff"}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"return_token_ids": 1}, "return_token_ids"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": "9"}, "max_tokens"),
@@ -107,6 +131,16 @@ BAD_VALUES = [
     (steer(cutoff_tokens=0), "steering.interventions[1].cutoff_tokens"),
     (steer(group="yes"), "steering.interventions[1].group"),
     (steer(concepts=[50]), "steering.interventions[1].concepts[0]"),
+    ({"steering": {"overrides": [{"concept": 1}]}}, "steering.overrides[0].weight"),
+    ({"steering": {"overrides": [{"concept": "nobody", "weight": 1}]}}, "steering.overrides[0].concept"),
+    ({"steering": {"overrides": [{"concept": 200, "weight": 1}]}}, "steering.overrides[0].concept"),
+    (
+        {"steering": {"overrides": [{"concept": 1, "weight": 1}, {"concept": 1, "weight": 2}]}},
+        "steering.overrides[1].concept",
+    ),
+    ({"steering": {"overrides": [{"concept": 1, "weight": math.nan}]}}, "steering.overrides[0].weight"),
+    ({"steering": {"override_mode": "add"}}, "steering.override_mode"),
+    ({"diffusion": {"cfg_scale": -1}}, "diffusion.cfg_scale"),
     ({"steering": {"suppress": [{"concept": 1, "strength": -1}]}}, "steering.suppress[0].strength"),
     ({"steering": {"suppress": [{"concept": 99, "strength": 1}]}}, "steering.suppress[0].concept"),
     ({"steering": {"suppress": [{"concepts": [1], "strength": 1}]}}, "steering.suppress[0].concepts"),
@@ -142,33 +176,29 @@ BAD_VALUES = [
 ]
 
 UNSUPPORTED = [
-    ({"n": 2}, "n"),
-    ({"n": True}, "n"),
     ({"best_of": 3}, "best_of"),
-    ({"echo": True}, "echo"),
-    ({"logprobs": 0}, "logprobs"),
-    ({"logprobs": 5}, "logprobs"),
-    ({"stop": "\n"}, "stop"),
-    ({"stop": ["x"]}, "stop"),
     ({"suffix": "x"}, "suffix"),
     ({"presence_penalty": 0.5}, "presence_penalty"),
     ({"frequency_penalty": -0.5}, "frequency_penalty"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+    ({"n": 2, "best_of": 3}, "best_of"),
     ({"steering": {"preset": "bookish@3"}}, "steering.preset"),
-    ({"diffusion": {"cfg_scale": 1.0}}, "diffusion.cfg_scale"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
 ]
 
 TOLERATED = [
     {"user": "me", "metadata": {"a": 1}, "anything": [None]},
     {"n": 1, "best_of": 1, "echo": False, "stop": [], "suffix": "", "presence_penalty": 0.0, "frequency_penalty": 0},
+    {"n": 2, "best_of": 2, "store": True, "logprobs": False},
     {"logprobs": None, "seed": None, "stop": None, "stream_options": None, "steering": None},
     {"steering": {}, "attribution": {}, "diffusion": {}},
     {"attribution": {"level": "token", "top_k": 0, "heads": ["known"]}},
     {"temperature": 0, "top_k": -1, "logit_bias": {}},
     {"max_tokens": 511},
+    {"max_tokens": 0, "echo": True, "prompt": [3] * 512},
+    {"max_tokens": 0, "echo": True, "prompt": ""},
 ]
 
 
@@ -190,6 +220,19 @@ async def test_a_field_that_is_not_served_is_refused_by_name_before_any_work(ser
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_field", param)
     assert not one.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"diffusion": {"cfg_scale": 1.0}}, "diffusion.cfg_scale"),
+        ({"steering": {"overrides": [{"concept": 57, "weight": 0.9}]}}, "steering.overrides"),
+    ],
+)
+async def test_what_the_engine_cannot_do_yet_is_refused_by_name(server, fields, param):
+    response = await server().post({"prompt": "a", **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_field", param)
 
 
 @pytest.mark.parametrize("fields", TOLERATED, ids=lambda value: str(value)[:60])
@@ -298,8 +341,11 @@ FIELDS = [
     "attribution",
     "diffusion",
     "n",
+    "best_of",
+    "echo",
     "stop",
     "logprobs",
+    "return_token_ids",
     "tools",
     "response_format",
 ]

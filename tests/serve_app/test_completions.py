@@ -5,35 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx
 import pytest
 
 from engine import InvalidValue, NonFiniteLogits, QueueFull
 from serve_app.completions import merge
+from tests.serve_app.streams import diffusion_of, events_of, streamed_text
 
 pytestmark = pytest.mark.anyio
 
 STEPS = {"stream_options": {"include_diffusion": "steps"}}
-
-
-def events_of(response: httpx.Response) -> list[dict]:
-    """The JSON events of a stream that ended well."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *events, end = response.text.split("\n\n")
-    assert end == ""
-    assert all(event.startswith("data: ") and "\n" not in event and "\r" not in event for event in events)
-    assert events.pop() == "data: [DONE]"
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
-def streamed_text(events: list[dict], index: int = 0) -> str:
-    return "".join(choice["text"] for event in events for choice in event["choices"] if choice["index"] == index)
-
-
-def diffusion_of(events: list[dict], kind: str | None = None) -> list[dict]:
-    found = [event["diffusion"] for event in events if "diffusion" in event]
-    return [event for event in found if kind is None or event["type"] == kind]
 
 
 async def test_a_plain_answer_has_the_shape_of_openais(server):
@@ -42,7 +22,7 @@ async def test_a_plain_answer_has_the_shape_of_openais(server):
     assert response.status_code == 200
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
     (choice,) = answer["choices"]
-    assert choice.keys() == {"index", "text", "logprobs", "finish_reason"}
+    assert choice.keys() == {"index", "text", "logprobs", "finish_reason", "stop_reason"}
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
     assert answer["usage"] == {
         "prompt_tokens": 6,

@@ -50,6 +50,7 @@ ENGINE = EngineConfig(
     max_prefill_rows=3,
     max_lanes=9,
     max_waiting=5,
+    max_analyses=3,
     share_prefixes=False,
     batching="lockstep",
     draft_row_limit=8,

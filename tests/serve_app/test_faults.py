@@ -22,9 +22,10 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from engine import AsyncEngine, EngineConfig
-from serve_app.api import Service, create_api
+from serve_app.api import create_api
 from serve_app.checkpoint import describe
 from serve_app.config import Limits
+from serve_app.service import Service
 from tests.paced import HOLD_FILE
 from tests.processes import DEADLINE_S, eventually
 from tests.serve_app.cluster import local_serve

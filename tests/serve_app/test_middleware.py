@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from engine import NonFiniteLogits
-from serve_app.api import Service, create_api
+from serve_app.api import create_api
 from serve_app.config import Limits
 from serve_app.middleware import MeterMiddleware
+from serve_app.service import Service
 from tests.fakes import FakeEngine
 from tests.records import Clock, Records
 from tests.serve_app.conftest import DirectClient

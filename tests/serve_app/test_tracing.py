@@ -20,11 +20,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, Tracer, format_span_id, format_trace_id
 
 from engine import BlockFinished, BlockStarted, Commit, Committed, Event, Finished, FinishReason, Output, Started
-from serve_app.api import Service, create_api
+from serve_app.api import create_api
 from serve_app.config import Limits, TelemetrySettings
 from serve_app.engine_server import log_end
 from serve_app.engine_spans import EngineSpans, with_engine_spans
 from serve_app.routing.messages import Lease
+from serve_app.service import Service
 from serve_app.span_files import SpanFile, to_otlp
 from serve_app.tracing import NO_TRACER, RouteSpan, TraceContext, make_tracer
 from tests.fakes import FakeEngine

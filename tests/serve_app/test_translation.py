@@ -5,12 +5,13 @@ import pytest
 from engine import Intervention, InvalidRequest, Suppression
 from serve_app.errors import ApiError
 from serve_app.schemas import CompletionRequest
-from serve_app.translation import end_token_ids, to_engine
+from serve_app.translation import end_token_ids, make_jobs
 
 
 def translate(served, **fields):
     request = CompletionRequest.model_validate({"prompt": "a", **fields})
-    return to_engine(request, served, completion_id="cmpl-1", max_prompts=4)
+    jobs = make_jobs(request, served, completion_id="cmpl-1", max_prompts=4)
+    return [job.engine_request for job in jobs]
 
 
 def only(served, **fields):
@@ -109,7 +110,7 @@ def test_each_prompt_is_a_request_and_ids_pass_unchanged(served, prompt, expecte
 
 def test_too_many_prompts_are_refused(served):
     assert len(translate(served, prompt=["a"] * 4)) == 4
-    with pytest.raises(ApiError, match="5 prompts; at most 4"):
+    with pytest.raises(ApiError, match="5 prompts with n 1 make 5 choices; at most 4"):
         translate(served, prompt=["a"] * 5)
 
 

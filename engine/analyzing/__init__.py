@@ -1,0 +1,6 @@
+"""Analyses of text, each a generator that does one slice of device work between two passes at a time."""
+
+from .desk import AnalysisDesk
+from .start import start_analysis
+
+__all__ = ["AnalysisDesk", "start_analysis"]

@@ -1,0 +1,140 @@
+"""The `glassblock` command: which of its parts runs, and against what."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from engine import EngineConfig, EngineError
+
+from .. import __version__
+from ..config import api_key_from_environment
+from ..local import local_server
+from .api_client import ApiClient, ApiFailure
+from .asking import add_generating_options, check_steer
+from .bench import bench
+from .check import check
+from .concepts import concepts
+from .generating import chat, generate
+
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+Command = Callable[[argparse.Namespace, ApiClient, Console], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0, 1 for what failed, 2 for how it was asked."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if hasattr(options, "steer"):
+        check_steer(parser, options)
+    console = Console()
+    try:
+        if options.command is None:
+            return check(options, console)
+        with _client(options) as client:
+            return _run(options.command, options, client, console)
+    except (ApiFailure, EngineError, OSError) as error:
+        Console(stderr=True).print(f"glassblock: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(command: Command, options: argparse.Namespace, client: ApiClient, console: Console) -> int:
+    return command(options, client, console)
+
+
+@contextmanager
+def _client(options: argparse.Namespace) -> Iterator[ApiClient]:
+    """A client of the server that was named, or of one made here for as long as the command runs."""
+    if options.local is None:
+        with ApiClient(options.server, api_key_from_environment()) as client:
+            yield client
+        return
+    status = Console(stderr=True)
+    with status.status("loading the model"):
+        server = local_server(options.local or None, engine=EngineConfig(device=options.device))
+        url = server.__enter__()
+    try:
+        with ApiClient(url) as client:
+            yield client
+    finally:
+        server.__exit__(None, None, None)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options of all parts."""
+    parser = argparse.ArgumentParser(
+        prog="glassblock", description="Generate with an interpretable diffusion language model, steer it, look inside."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parts = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    part = _part(parts, "generate", generate, "continue a prompt and watch it come into focus")
+    part.add_argument("prompt", nargs="?", default="", help="text to continue; - reads it from standard input")
+    add_generating_options(part)
+
+    part = _part(parts, "chat", chat, "take turns with a chat checkpoint; reads lines from standard input")
+    part.add_argument("--system", help="system message")
+    add_generating_options(part)
+
+    part = _part(parts, "concepts", concepts, "search concepts, or look at one")
+    part.add_argument("query", nargs="?", default="", help="words in name or description; none lists all")
+    part.add_argument("--id", type=int, help="show this concept, with the tokens that it promotes")
+    part.add_argument("--head", choices=("known", "discovered"))
+    part.add_argument("--steerable", action="store_true", help="only those that requests may steer by")
+    part.add_argument("--limit", type=int, default=20, help="most shown (20)")
+    part.add_argument("--json", action="store_true", help="print the server's answer and nothing else")
+
+    part = _part(parts, "bench", bench, "measure a server under a steady number of clients")
+    part.add_argument("--prompt", default="", help="text to continue")
+    part.add_argument("--clients", type=_positive, default=4, metavar="N", help="requests at once (4)")
+    part.add_argument("--requests", type=_positive, default=32, metavar="N", help="requests in all (32)")
+    add_generating_options(part)
+
+    part = parts.add_parser(
+        "check", help="validate a checkpoint's folder", description="Validate a checkpoint's folder."
+    )
+    # It talks to nobody.
+    part.set_defaults(command=None)
+    part.add_argument("path", type=Path, help="folder with config.json and *.safetensors")
+    part.add_argument("--values", action="store_true", help="read every number and look for NaN and infinities")
+    part.add_argument("--json", action="store_true", help="print findings as JSON")
+    return parser
+
+
+def _part(
+    parts: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: Command, summary: str
+) -> argparse.ArgumentParser:
+    part = parts.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    part.set_defaults(command=command)
+    target = part.add_argument_group("what to talk to").add_mutually_exclusive_group()
+    target.add_argument("--server", default=DEFAULT_SERVER, metavar="URL", help=f"a running server ({DEFAULT_SERVER})")
+    target.add_argument(
+        "--local",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="no server: run a checkpoint's folder or hub id in this process; without a value, the demo model",
+    )
+    part.add_argument("--device", default="auto", help="for --local: auto, cpu or cuda (auto)")
+    return part
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The whole HTTP API over an engine in this very process: for the command line, and for tests that want no cluster."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import cast
+
+import uvicorn
+
+from engine import Analysis, AnalysisResult, AsyncEngine, EngineConfig, Event, GenerateRequest
+
+from .api import create_api
+from .checkpoint import describe, locate
+from .completions import Caller
+from .config import AppConfig, preset_folder
+from .errors import SERVER_ERROR, ApiError
+from .lease_messages import ServiceLoad, replica_load
+from .presets import PresetStore
+from .schemas import Head
+from .service import Service
+
+_POLL_S = 0.02
+_STOP_TIMEOUT_S = 10.0
+
+
+class LocalEngineClient:
+    """An EngineClient that calls an engine in this process."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    def generate(
+        self, request: GenerateRequest, caller: Caller | None = None
+    ) -> AsyncGenerator[tuple[Event, ...], None]:
+        """The request's events; there is no queue in which `caller` would matter."""
+        return cast(AsyncGenerator[tuple[Event, ...], None], self._engine.generate(request))
+
+    async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
+        """(token id, alignment) of the tokens that a concept most promotes."""
+        return await self._engine.concept_top_tokens(concept_id, k, head=head)
+
+    async def analyze(self, analysis: Analysis) -> AnalysisResult:
+        """An analysis of text."""
+        return await self._engine.analyze(analysis)
+
+    async def load(self) -> ServiceLoad:
+        """What the engine uses now."""
+        return ServiceLoad(replicas=(replica_load(asdict(await self._engine.stats()), "local"),))
+
+    async def check_ready(self) -> None:
+        """Raise ApiError 503 if the engine has stopped or hangs."""
+        try:
+            self._engine.check_health()
+        except Exception as error:
+            raise ApiError(503, str(error), code="engine_unavailable", type=SERVER_ERROR) from error
+
+
+@contextmanager
+def local_server(model: str | None = None, *, engine: EngineConfig | None = None, port: int = 0) -> Iterator[str]:
+    """Serve a checkpoint on this machine's loopback until the block ends; yields the base URL.
+
+    `model` is a folder or hub id, None the demo model; `port` 0 takes a free one. Raises CheckpointError or
+    InvalidConfig before anything is served, and OSError for a port that is taken.
+    """
+    app = AppConfig(model=model, engine=engine or EngineConfig())
+    folder = locate(app.checkpoint, app.revision, with_weights=True)
+    checkpoint = describe(folder, app.served_model_id)
+    running = AsyncEngine.from_checkpoint(folder, app.engine)
+    try:
+        service = Service(
+            client=LocalEngineClient(running),
+            checkpoint=checkpoint,
+            limits=app.ingress.limits,
+            created=int(time.time()),
+            presets=PresetStore(preset_folder(app.ingress)),
+        )
+        with socket.create_server(("127.0.0.1", port)) as listener, _serving(uvicorn_server(service), listener):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        running.stop()
+
+
+def uvicorn_server(service: Service) -> uvicorn.Server:
+    """An HTTP server for `service` that says nothing of its own."""
+    config = uvicorn.Config(create_api(service), log_level=logging.ERROR, access_log=False, lifespan="off")
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def _serving(server: uvicorn.Server, listener: socket.socket) -> Iterator[None]:
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join(_STOP_TIMEOUT_S)

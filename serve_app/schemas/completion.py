@@ -1,0 +1,101 @@
+"""Body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from .base import Unsupported, check_text, is_int
+from .generate import DEFAULT_MAX_TOKENS, MAX_TOP_LOGPROBS, GenerateFields
+
+Prompt = str | list[int]
+
+
+def check_prompt(value: Any) -> Any:
+    """The value, if it is text, token ids, or a list of either."""
+    if isinstance(value, str):
+        return check_text(value)
+    if isinstance(value, list) and value:
+        if all(map(is_int, value)) or all(isinstance(item, list) and all(map(is_int, item)) for item in value):
+            return value
+        if all(isinstance(item, str) for item in value):
+            return [check_text(item) for item in value]
+    raise PydanticCustomError(
+        "prompt_type", "must be a string, or a list (not empty) of strings, of token ids, or of lists of token ids"
+    )
+
+
+def _check_logprobs(value: Any) -> Any:
+    # Chat says whether, this API how many; clients of the one send its "no" to the other.
+    return None if value is False else value
+
+
+class CompletionRequest(GenerateFields):
+    """Continues prompts.
+
+    Unknown top-level fields are tolerated; unknown keys inside `steering`, `attribution`, `diffusion` and
+    `stream_options` are errors.
+    """
+
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(check_prompt)]
+    """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
+    max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
+    """Exact number of tokens at most. 0 only with `echo`: nothing is generated, the prompt is returned and scored."""
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_check_logprobs)] = (
+        None
+    )
+    """Return each token's log-probability (before penalties and temperature) and those of this many likeliest."""
+    echo: bool = False
+    """Let the text begin with the prompt. With `logprobs`, prompt and text are scored from left to right: each token as
+    it would be with all later ones of its block still masked, without steering and guidance."""
+
+    suffix: Annotated[str, Unsupported("")] = ""
+    top_logprobs: Annotated[None, Unsupported()] = None
+    messages: Annotated[None, Unsupported()] = None
+
+    @model_validator(mode="after")
+    def _check_scoring(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("max_tokens", "is 0; at least 1 without `echo`", {"field": "max_tokens"})
+        why = "nothing is generated" if self.max_tokens == 0 else "with `echo`, `logprobs` are the plain model's"
+        affected = {
+            "steering": self.steering is not None and (self.max_tokens == 0 or self.is_scoring),
+            "diffusion.cfg_scale": bool(self.diffusion.cfg_scale) and (self.max_tokens == 0 or self.is_scoring),
+            "attribution": self.attribution.level != "off" and self.max_tokens == 0,
+        }
+        for field, is_lost in affected.items():
+            if is_lost:
+                raise PydanticCustomError(
+                    "no_effect", "has no effect: {why}; leave it out", {"why": why, "field": field}
+                )
+        return self
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """One entry for each `n` choices."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        items: list[Any] = self.prompt
+        return [items] if is_int(items[0]) else items
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens to generate."""
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likely alternatives come with each token; None: no logprobs at all."""
+        return self.logprobs
+
+    @property
+    def has_echo(self) -> bool:
+        """True when the text begins with the prompt."""
+        return self.echo
+
+    @property
+    def is_scoring(self) -> bool:
+        """True when prompt and text are scored from left to right, in place of the logprobs of the generation."""
+        return self.echo and self.logprobs is not None

@@ -1,0 +1,214 @@
+"""One job a choice: the prompt's ids and what the engine is asked to add to them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from engine import (
+    AttributionParams,
+    GenerateRequest,
+    InvalidRequest,
+    ModelConfig,
+    PromptTooLong,
+    SamplingParams,
+    check_request,
+)
+
+from ..chat_template import Turn, encode_chat
+from ..errors import ApiError
+from ..schemas import AttributionSpec, ChatRequest, CompletionRequest, GenerateFields, Message, Prompt, SteeringSpec
+from .checkpoint import Checkpoint, check_model
+from .steering import steering_params
+
+_REFERENCE_PENALTY = 1.1
+"""The repetition penalty that belongs to entropy-adaptive sampling."""
+_SEED_LIMIT = 2**53
+"""Seeds drawn here stay below it: the answer tells them, and JavaScript has no larger exact numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceJob:
+    """What one choice of an answer is made from."""
+
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    engine_request: GenerateRequest | None
+    """None: nothing is generated."""
+    shares_prompt: bool
+    """True for all but the first choice of a prompt."""
+
+
+def make_jobs(
+    request: GenerateFields, checkpoint: Checkpoint, *, completion_id: str, max_prompts: int
+) -> list[ChoiceJob]:
+    """`n` jobs a prompt, in the order of prompts. Raises ApiError or InvalidRequest that names the field at fault."""
+    spec = wanted_steering(request, checkpoint)
+    prompts = list(_prompts(request, checkpoint, max_prompts=max_prompts))
+    asked = GenerateRequest(
+        prompt_token_ids=(),
+        # The engine has no word for nothing.
+        max_tokens=max(request.token_limit, 1),
+        sampling=_sampling(request),
+        steering=(
+            None if spec is None else steering_params(spec, checkpoint.catalogue, num_layers=checkpoint.config.n_layers)
+        ),
+        attribution=_attribution(request.attribution),
+        priority=request.priority,
+    )
+    jobs: list[ChoiceJob] = []
+    for param, token_ids in prompts:
+        with _naming(param):
+            _check(replace(asked, prompt_token_ids=token_ids), checkpoint.config, generates=request.token_limit > 0)
+        for choice_index in range(request.n):
+            engine_request = replace(
+                asked,
+                prompt_token_ids=token_ids,
+                sampling=replace(asked.sampling, choice_index=choice_index),
+                # Not the client's own id: two clients may send the same one.
+                request_id=f"{completion_id}-{len(jobs)}",
+            )
+            generates = engine_request if request.token_limit > 0 else None
+            jobs.append(ChoiceJob(len(jobs), tuple(token_ids), generates, shares_prompt=choice_index > 0))
+    return jobs
+
+
+def wanted_steering(request: GenerateFields, checkpoint: Checkpoint) -> SteeringSpec | None:
+    """How the request wants to be steered. Raises a 404 for a model that is not served.
+
+    The one place that reads `model` and `steering`: whatever either may name beside the model itself belongs here.
+    """
+    check_model(request.model, checkpoint)
+    return request.steering
+
+
+def end_token_ids(request: GenerateFields, config: ModelConfig) -> set[int]:
+    """Tokens at which the text ends."""
+    ends = set(request.stop_token_ids)
+    if config.eot_id is not None and not request.ignore_eos:
+        ends.add(config.eot_id)
+    return ends
+
+
+def _prompts(
+    request: GenerateFields, checkpoint: Checkpoint, *, max_prompts: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(the field that an error should name, ids) for each prompt."""
+    assert isinstance(request, CompletionRequest | ChatRequest)
+    num_prompts = len(request.prompts) if isinstance(request, CompletionRequest) else 1
+    num_choices = num_prompts * request.n
+    if num_choices > max_prompts:
+        message = f"{num_prompts} prompts with n {request.n} make {num_choices} choices; at most {max_prompts} fit one"
+        param = "prompt" if num_prompts > max_prompts else "n"
+        raise ApiError(400, f"{message} request", code="invalid_value", param=param)
+    if isinstance(request, ChatRequest):
+        token_ids = encode_messages(
+            request.messages,
+            checkpoint,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        yield "messages", tuple(token_ids)
+        return
+    for index, prompt in enumerate(request.prompts):
+        param = "prompt" if num_prompts == 1 else f"prompt[{index}]"
+        with _naming(param):
+            yield param, _encode(prompt, checkpoint)
+
+
+def _encode(prompt: Prompt, checkpoint: Checkpoint) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    _check_length(len(prompt.encode()), checkpoint)
+    return tuple(checkpoint.tokenizer.encode(prompt))
+
+
+def encode_messages(
+    messages: Sequence[Message],
+    checkpoint: Checkpoint,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> list[int]:
+    """A conversation's ids by the checkpoint's template.
+
+    Raises ApiError where there is none or it refuses, PromptTooLong before time is spent on what no context holds.
+    """
+    turns = [Turn(message.role, message.text, message.name) for message in messages]
+    with _naming("messages"):
+        _check_length(sum(len(turn.content.encode()) for turn in turns), checkpoint)
+    return encode_chat(
+        checkpoint.chat_template,
+        turns,
+        model_id=checkpoint.model_id,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )
+
+
+def _check_length(num_bytes: int, checkpoint: Checkpoint) -> None:
+    """Raise PromptTooLong before time is spent on a text that no context could hold."""
+    context = checkpoint.config.block_size
+    if num_bytes > context * checkpoint.tokenizer.longest_token:
+        raise PromptTooLong(
+            f"the prompt has {num_bytes} bytes, which cannot be fewer than {context} tokens, the model's context",
+            param="prompt_token_ids",
+        )
+
+
+def _check(request: GenerateRequest, config: ModelConfig, *, generates: bool) -> None:
+    """The engine checks again. Here it costs no call, and no traceback of a remote error in the log."""
+    if generates:
+        check_request(request, config)
+        return
+    # Nothing follows the prompt, so it may be one token longer than where one does.
+    check_request(replace(request, prompt_token_ids=request.prompt_token_ids[:-1]), config)
+    check_request(replace(request, prompt_token_ids=request.prompt_token_ids[-1:]), config)
+
+
+@contextmanager
+def _naming(param: str) -> Iterator[None]:
+    """Let errors about a prompt name the field that held it, and which of several it was."""
+    try:
+        yield
+    except InvalidRequest as error:
+        is_about_prompt = error.param in ("prompt_token_ids", "max_tokens")
+        message = f"{param}: {error}" if is_about_prompt and param.startswith("prompt[") else str(error)
+        named = param if error.param == "prompt_token_ids" and param != "prompt" else error.param
+        raise type(error)(message, param=named) from error
+
+
+def _sampling(request: GenerateFields) -> SamplingParams:
+    sampling = SamplingParams(
+        policy=request.diffusion.policy,
+        tokens_per_step=request.diffusion.tokens_per_step,
+        threshold=request.diffusion.threshold,
+        factor=request.diffusion.factor,
+        entropy_bound=request.diffusion.entropy_bound,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        # -1 is the other common way to say that it is off.
+        top_k=None if request.top_k == -1 else request.top_k,
+        min_p=request.min_p,
+        entropy_sampling=request.diffusion.entropy_sampling,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        cfg_scale=request.diffusion.cfg_scale or 0.0,
+        seed=secrets.randbelow(_SEED_LIMIT) if request.seed is None else request.seed,
+        num_logprobs=0 if request.is_scoring else request.num_logprobs or 0,
+    )
+    if request.repetition_penalty is None and sampling.uses_entropy:
+        return replace(sampling, repetition_penalty=_REFERENCE_PENALTY)
+    return sampling
+
+
+def _attribution(spec: AttributionSpec) -> AttributionParams | None:
+    if spec.level == "off":
+        return None
+    # A chunk's scores are sums over every reported concept, so all of them have to come.
+    return AttributionParams(top_k=spec.top_k if spec.level == "token" else None)

@@ -1,0 +1,130 @@
+"""The `glassblock` command against a real server in this process with the demo model, and without one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from serve_app.cli.main import main
+from serve_app.config import DEMO_CHECKPOINT
+from serve_app.local import local_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with local_server() as url:
+        yield url
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(list(arguments))
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_generate_prints_the_text_alone_on_standard_output(server, capsys):
+    asked = ("generate", "an animal that", "--max-tokens", "12", "--seed", "1", "--server", server)
+    status, text, said = run(capsys, *asked)
+    _, answer, _ = run(capsys, *asked, "--json")
+    assert status == 0
+    assert text == json.loads(answer)["choices"][0]["text"] + "\n"
+    assert "12 tokens in 12 steps" in said and "seed 1" in said
+
+
+def test_steering_by_a_label_reaches_the_model(server, capsys):
+    asked = ("generate", "", "--max-tokens", "24", "--seed", "3", "--json", "--server", server)
+    _, plain, _ = run(capsys, *asked)
+    status, steered, _ = run(capsys, *asked, "--steer", "animal=8", "--suppress", "plant")
+    answer = json.loads(steered)
+    assert status == 0
+    assert answer["choices"][0]["text"] != json.loads(plain)["choices"][0]["text"]
+    assert answer["steering"]["resolved"][0]["concepts"][0]["name"] == "animal"
+    assert answer["steering"]["suppress"][0]["strength"] == 20.0
+
+
+def test_explain_shows_parts_that_sum_to_the_logit(server, capsys):
+    status, printed, _ = run(
+        capsys, "generate", "a plant with", "--max-tokens", "3", "--seed", "1", "--explain", "--server", server
+    )
+    rows = [line.split("\u2502") for line in printed.splitlines() if line.count("\u2502") == 7]
+    parts = [[float(cell) for cell in row[2:6]] for row in rows if row[2].strip()]
+    assert status == 0 and len(parts) == 3
+    for logit, known, discovered, epsilon in parts:
+        assert known + discovered + epsilon == pytest.approx(logit, abs=0.02)
+
+
+def test_concepts_are_found_by_word_and_shown_by_id(server, capsys):
+    status, found, _ = run(capsys, "concepts", "animal", "--json", "--server", server)
+    first = json.loads(found)["data"][0]
+    assert status == 0 and first["name"] == "animal"
+    status, shown, _ = run(capsys, "concepts", "--id", str(first["id"]), "--server", server)
+    assert status == 0 and "promotes" in shown
+    status, said, _ = run(capsys, "concepts", "zzzzqq", "--server", server)
+    assert status == 1 and "no concept matches" in said
+
+
+def test_bench_counts_what_was_asked_for(server, capsys):
+    status, printed, _ = run(
+        capsys, "bench", "--clients", "2", "--requests", "4", "--max-tokens", "6", "--json", "--server", server
+    )
+    result = json.loads(printed)
+    assert status == 0
+    assert (result["requests"], result["failed"]) == (4, 0)
+    assert result["tokens_per_s"] * result["seconds"] == pytest.approx(24)
+    assert result["first_text_p50_s"] <= result["request_p50_s"]
+
+
+def test_an_error_of_the_server_is_said_with_its_code_and_ends_with_1(server, capsys):
+    status, text, said = run(capsys, "generate", "x", "--steer", "nosuchconcept=4", "--server", server)
+    assert (status, text) == (1, "")
+    assert "nosuchconcept" in said and "concept_not_found" in said
+
+
+def test_no_server_is_said_with_the_way_out(capsys):
+    status, _, said = run(capsys, "generate", "x", "--server", "http://127.0.0.1:9")
+    assert status == 1
+    assert "make serve" in said and "--local" in said
+
+
+@pytest.mark.parametrize("arguments", [["--steer", "food"], ["--steer", "=4"], ["--steer", "food=much"]])
+def test_a_steering_option_without_concept_or_number_is_a_usage_error(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "x", *arguments])
+    assert ended.value.code == 2
+    assert "food" in capsys.readouterr().err or arguments[1] == "=4"
+
+
+def test_check_finds_nothing_wrong_with_the_demo_model(capsys):
+    status, printed, _ = run(capsys, "check", str(DEMO_CHECKPOINT), "--values", "--json")
+    report = json.loads(printed)
+    assert status == 0 and report["ok"]
+    assert [name for name, _, _ in report["findings"]] == ["config.json", "weights", "tokenizer", "concepts"]
+
+
+@pytest.mark.parametrize("fault", ["no config", "missing tensor", "not finite", "tokenizer"])
+def test_check_names_what_is_wrong(fault, tmp_path: Path, capsys):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(DEMO_CHECKPOINT, folder)
+    weights = load_file(folder / "model.safetensors")
+    expected = fault
+    if fault == "no config":
+        (folder / "config.json").unlink()
+        expected = "config.json"
+    elif fault == "missing tensor":
+        del weights["transformer.ln_f.weight"]
+        expected = "missing transformer.ln_f.weight"
+    elif fault == "not finite":
+        weights["transformer.ln_f.weight"][0] = float("nan")
+        expected = "transformer.ln_f.weight holds values that are not finite"
+    else:
+        (folder / "tokenizer.json").write_text('{"decoder": {"type": "WordPiece"}}')
+        expected = "WordPiece"
+    save_file(weights, folder / "model.safetensors")
+    status, printed, _ = run(capsys, "check", str(folder), "--values", "--json")
+    assert status == 1
+    assert expected in " ".join(text for _, is_good, text in json.loads(printed)["findings"] if not is_good)
