@@ -89,17 +89,51 @@ class RoutedEngineClient:
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""
-        if not self._is_ready:
-            await self.check_ready()
-        top: list[tuple[int, float]] = await self._calls.concept_top_tokens.remote(concept_id, k, head)
-        return top
+        return cast(list[tuple[int, float]], await self._ask("concept_top_tokens", concept_id, k, head))
+
+    async def concept_neighbors(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts nearest to one."""
+        return cast(list[tuple[int, float]], await self._ask("concept_neighbors", concept_id, k, head))
 
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text by one of the replicas."""
+        return cast(AnalysisResult, await self._ask("analyze", analysis))
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """What one replica answers; another is asked where that one is lost, since asking twice changes nothing.
+
+        Raises what the engine raises, and ApiError where no replica answers in time. Cancelling it ends the call.
+        """
         if not self._is_ready:
             await self.check_ready()
-        result: AnalysisResult = await self._calls.analyze.remote(analysis)
-        return result
+        limit = asyncio.timeout(self._settings.analysis_timeout_s)
+        try:
+            async with limit:
+                return await self._ask_until_answered(method, arguments)
+        except TimeoutError as error:
+            if limit.expired():
+                raise _slow(self._settings.analysis_timeout_s) from error
+            raise
+
+    async def _ask_until_answered(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        for num_tries in range(1, self._settings.max_tries + 1):
+            response = getattr(self._calls, method).remote(*arguments)
+            is_answered = False
+            try:
+                answer = await response
+                is_answered = True
+                return answer
+            except REPLICA_LOST as error:
+                if num_tries == self._settings.max_tries:
+                    raise
+                logger.warning("%s: a replica is lost (%r); asking another", method, error)
+                self._recorder.count("ingress_retries")
+            finally:
+                if not is_answered:
+                    # The replica would go on for nobody.
+                    response.cancel()
+            await asyncio.sleep(_PAUSE_S * num_tries)
+        raise AssertionError("the last try returns or raises")
 
     async def load(self) -> ServiceLoad:
         """What the router knows of all replicas; where it is away, what one of them says of itself."""
@@ -306,6 +340,11 @@ def _rejection(decision: Rejected) -> ApiError:
 def _late(waited_s: float, retry_after_s: int) -> ApiError:
     message = f"no replica was free within the request's time; it waited {waited_s:.1f} s"
     return ApiError(408, message, code="deadline_exceeded", type=SERVER_ERROR, retry_after_s=retry_after_s)
+
+
+def _slow(limit_s: float) -> ApiError:
+    message = f"no replica has answered within {limit_s:g} s; ask for less, or try again later"
+    return ApiError(504, message, code="analysis_timeout", type=SERVER_ERROR)
 
 
 def _overloaded() -> ApiError:

@@ -132,6 +132,11 @@ class FakeEngine:
     async def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: str = "known") -> list[tuple[int, float]]:
         return [((concept_id + i) % self.model_config.vocab_size, 3.0 - i / 8) for i in range(k)]
 
+    async def concept_neighbors(self, concept_id: int, k: int = 10, *, head: str = "known") -> list[tuple[int, float]]:
+        concept = self.model_config.concept
+        number = concept.n_concepts if head == "known" else concept.n_discovered
+        return [((concept_id + 1 + i) % number, 1.0 - i / 16) for i in range(min(k, number - 1))]
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """Numbers that follow from the tokens alone."""
         self.analyses.append(analysis)

@@ -83,6 +83,7 @@ LEVEL = {
         "embeddings_api": 6,
         "engine_server": 6,
         "generate_api": 6,
+        "likelihoods_api": 6,
         "models_api": 6,
         "operations_api": 6,
         "presets_api": 6,
