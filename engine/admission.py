@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .checks import is_whole, shown
 from .config import ModelConfig
 from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge, Unsupported
@@ -20,24 +22,23 @@ def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: i
         raise InvalidValue(f"the request is {shown(request)}; it must be a GenerateRequest")
     # Before the tokens are looked at one by one: a prompt of any length would hold up everybody else.
     _check_size(request, config, num_pages)
-    _check_prompt(request, config)
+    check_token_ids(request.prompt_token_ids, config, name="prompt_token_ids")
     _check_sampling(request, config)
     _check_steering(request, config)
 
 
-def _check_prompt(request: GenerateRequest, config: ModelConfig) -> None:
-    for index, token_id in enumerate(request.prompt_token_ids):
+def check_token_ids(token_ids: Iterable[object], config: ModelConfig, *, name: str) -> None:
+    """Raise InvalidValue for the field `name` if one is no token id, or is the mask token."""
+    for index, token_id in enumerate(token_ids):
         if not is_whole(token_id, 0, config.vocab_size - 1):
             raise InvalidValue(
-                f"prompt_token_ids[{index}] is {shown(token_id)}; it must be a token id, an int in "
-                f"[0, {config.vocab_size})",
-                param="prompt_token_ids",
+                f"{name}[{index}] is {shown(token_id)}; it must be a token id, an int in [0, {config.vocab_size})",
+                param=name,
             )
         if token_id == config.mask_token_id:
-            # A mask in the prompt would be taken for a position to fill, and the prompt would change.
+            # It would be taken for a position to fill, and the text would not be what was given.
             raise InvalidValue(
-                f"prompt_token_ids[{index}] is the mask token {token_id}; a prompt may not contain it",
-                param="prompt_token_ids",
+                f"{name}[{index}] is the mask token {token_id}; what is given may not contain it", param=name
             )
 
 

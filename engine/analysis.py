@@ -76,7 +76,8 @@ class EstimateLikelihood:
     continuation_token_ids: tuple[int, ...] | list[int]
     num_samples: int = 128
     batch_size: int = 32
-    """Samples whose mask counts are spread evenly over the continuation's length."""
+    """Samples whose mask counts are spread evenly over the continuation's length. The estimate is the mean of the
+    batches' means."""
     seed: int = 0
     cfg_scale: float = 0.0
 
@@ -129,7 +130,7 @@ class InspectTokens:
 
     token_ids: tuple[int, ...] | list[int]
     top_k: int = 8
-    """Concepts of each head, largest weight first."""
+    """Concepts of each head, largest weight first, by their logits; ties go to the lowest id."""
 
     def __post_init__(self) -> None:
         _check_ids(self, "token_ids", least=1)

@@ -67,6 +67,10 @@ class _Tokenizer:
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))
 
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [int(word) for word in text.split()]
+
 
 class Oracle:
     """The package's model with a recipe's weights."""

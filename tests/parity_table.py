@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tests.analyses_parity import Errors, analysis_errors
 from tests.checkpoints import RECIPES
 from tests.oracle import Oracle
 from tests.parity import TOLERANCE, Comparison
@@ -17,11 +18,14 @@ def main() -> None:
     """Compare every case of every checkpoint; stops with an error at the first that differs."""
     torch.set_num_threads(1)
     total, num_cases = Comparison(), 0
+    analyses: dict[str, Errors] = {}
     print(f"{'checkpoint':<46}{'cases':>6}{'commits':>9}{'largest error':>15}  of")
     for recipe in RECIPES:
         oracle, sum_ = Oracle(recipe), Comparison()
         with tempfile.TemporaryDirectory() as folder:
             results = list(run_engine(recipe, recipe.write(Path(folder))))
+            analyses[recipe.name] = analysis_errors(recipe, oracle, Path(folder))
+        assert max(analyses[recipe.name].values()) < TOLERANCE, f"{recipe.name}: {analyses[recipe.name]}"
         for case, output in results:
             sum_.add(compare(oracle, case, output))
         worst = max(sum_.errors, key=lambda name: sum_.errors[name])
@@ -32,6 +36,15 @@ def main() -> None:
     print(f"\nEvery commit has the same step, position and token; numbers within {TOLERANCE}:")
     for name, error in sorted(total.errors.items()):
         print(f"  {name:<20}{error:.1e}")
+    _print_analyses(analyses)
+
+
+def _print_analyses(errors: dict[str, Errors]) -> None:
+    """The largest error of each analysis, and the checkpoint that has it."""
+    print("\nAnalyses of text, largest error over all checkpoints (of likelihoods, which are sums, relative):")
+    for name in sorted({name for found in errors.values() for name in found}):
+        worst = max(errors, key=lambda checkpoint: errors[checkpoint].get(name, 0.0))
+        print(f"  {name:<22}{errors[worst][name]:.1e}  {worst}")
 
 
 if __name__ == "__main__":

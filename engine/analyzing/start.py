@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
-from ..analysis import Analysis
+from ..analysis import Analysis, EmbedTokens, EstimateLikelihood, InspectTokens, ScoreTokens
 from ..errors import Unsupported
 from ..runner.model_runner import ModelRunner
 from ..scheduling import Scheduler
-
-Slices = Generator[None, None, Any]
-"""Does a slice of work each time it is asked on, and returns the analysis's result in the end."""
+from .embed import start_embedding
+from .inspect import start_inspection
+from .likelihood import start_likelihood
+from .score import start_scores
+from .texts import Slices, Tools
 
 
 def start_analysis(analysis: Analysis, runner: ModelRunner, scheduler: Scheduler) -> Slices:
     """The work of an analysis, nothing of it done yet. Raises InvalidRequest for what can never be served."""
-    raise Unsupported(f"{type(analysis).__name__} is not served yet")
+    tools = Tools(runner.text_passes, scheduler.lending)
+    match analysis:
+        case ScoreTokens():
+            return start_scores(analysis, tools)
+        case EstimateLikelihood():
+            return start_likelihood(analysis, tools)
+        case EmbedTokens():
+            return start_embedding(analysis, tools)
+        case InspectTokens():
+            return start_inspection(analysis, tools)
+        case _:
+            raise Unsupported(f"{type(analysis).__name__} is not served yet")

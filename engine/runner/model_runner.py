@@ -30,6 +30,7 @@ from .lanes import Lanes
 from .memory import MemoryPlan, device_memory, module_bytes, reserved_bytes, tensor_bytes
 from .pass_in_flight import PassInFlight
 from .passes import Decision, PassProgram
+from .text_passes import TextPasses
 from .transfer import Stopwatch
 
 if fused_support.HAS_TRITON:
@@ -60,6 +61,13 @@ class ModelRunner:
             self.cache = KVCache(self.config, num_pages, self.device, self.dtype, num_drafts)
             backend = self._make_backend()
             self._program = PassProgram(model, self.lanes, backend)
+            self.text_passes = TextPasses(
+                model,
+                backend,
+                max_rows=engine.max_rows,
+                filler_page=self.cache.scratch_page,
+                is_deterministic=engine.deterministic,
+            )
             before = reserved_bytes(self.device)
             self._graphs = self._capture(engine) if engine.use_graphs and backend.is_capturable else None
             self._explainer = Explainer(

@@ -1,5 +1,6 @@
 """Which rows run next, on which pages, for whom. Standard library only: knows no tensor and no device."""
 
+from .lending import PageLease, PageLending
 from .page_pool import PagePool
 from .plan import (
     Admission,
@@ -25,6 +26,8 @@ __all__ = [
     "CanvasStarted",
     "Change",
     "Outlook",
+    "PageLease",
+    "PageLending",
     "PagePool",
     "Plan",
     "PlannedRow",

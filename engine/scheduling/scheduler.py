@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from ..config import EngineConfig
 from ..errors import QueueFull
 from ..output import FinishReason
+from .lending import PageLending
 from .page_pool import PagePool
 from .plan import (
     Admission,
@@ -48,6 +49,8 @@ class Scheduler:
       prefix index. Each later canvas takes one page; if none is free or cached, the running sequence
       that comes last in the order is preempted, be it the one that asks.
     - So the first sequence in the order never has to go, every plan has rows, and every request ends.
+    - Pages that `lending` has given away are held like any others. While they are, the first sequence may have to go
+      and a plan may have no rows; but every lease ends, and no other is given before the head of the queue is admitted.
     A smaller priority value always wins, so requests of a larger one may wait for as long as smaller
     ones keep coming; within a priority nobody starves.
     """
@@ -57,6 +60,7 @@ class Scheduler:
         self._block_size = block_size
         self._prefix_index = PrefixIndex()
         self._pool = PagePool(num_pages, self._prefix_index)
+        self.lending = PageLending(self._pool, self._prefix_index, share_prefixes=config.share_prefixes)
         self._free_lanes = list(range(config.num_lanes))  # a heap: the lowest lane is given first
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # in order of service
@@ -92,7 +96,7 @@ class Scheduler:
 
     @property
     def num_held_pages(self) -> int:
-        """Pages in a running sequence's page table."""
+        """Pages in a running sequence's page table, and those that are lent."""
         return self._pool.num_held
 
     @property
@@ -170,8 +174,8 @@ class Scheduler:
     def plan(self) -> Plan:
         """Decide the next pass: take up shared pages, find room for canvases, admit, choose rows.
 
-        While there is work, rows are empty only if all that runs awaits the results of passes in flight. Every plan
-        must be applied, in order.
+        While there is work, rows are empty only if all that runs awaits the results of passes in flight, or all that
+        waits lacks pages that are lent. Every plan must be applied, in order.
         """
         for sequence in self._running:
             self._adopt_prefilled(sequence)
@@ -190,7 +194,8 @@ class Scheduler:
             draft_row_limit=self._config.draft_row_limit,
         )
         rows = choose_rows(outlooks, budget, [row for rows in self._in_flight.values() for row in rows])
-        assert rows or self._in_flight or not self.has_work, "sequences wait but none can move"
+        is_blocked = self.has_work and not self._in_flight and not self.lending.is_in_use
+        assert rows or not is_blocked, "sequences wait but none can move"
         plan = Plan(rows, tuple(admitted), tuple(preempted))
         if rows:
             self._had_prefill_row = bool(plan.prefill_rows)
@@ -235,7 +240,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that pages, lanes, queues and sequences agree. Valid between any two calls."""
         self._pool.check_integrity()
+        self.lending.check_integrity()
         num_holders = [0] * self._pool.num_pages
+        for page_id in self.lending.page_ids:
+            num_holders[page_id] += 1
         for sequence in self._running:
             assert sequence.is_running and sequence.lane is not None, sequence.id
             canvas = self._look_ahead(sequence).canvas
@@ -314,7 +322,7 @@ class Scheduler:
     def _admit(self) -> list[Admission]:
         """Give lanes to the head of the queue while there are lanes and pages for it."""
         admitted = []
-        while self._waiting and self._free_lanes:
+        while self._waiting and self._free_lanes and not self.lending.has_turn:
             sequence = self._waiting[0]
             # At first admission the blocks before the canvas are the prompt's complete ones, after a
             # preemption all finished ones.
@@ -336,6 +344,8 @@ class Scheduler:
             del self._waiting[0]
             insort(self._running, sequence, key=_order)
             admitted.append(Admission(sequence, lane, num_cached_tokens))
+            self.lending.admitted()
+        self.lending.hold_up(self._waiting[0] if self._waiting and self._free_lanes else None)
         return admitted
 
     def _join_line(self, sequence: Sequence) -> None:

@@ -286,7 +286,7 @@ class Driver:
         assert scheduler.num_running + scheduler.num_free_lanes == self.config.num_lanes
 
     def check_plan(self, plan: Plan) -> None:
-        assert bool(plan.rows) == self.scheduler.has_work or self.in_flight
+        assert bool(plan.rows) == self.scheduler.has_work or self.in_flight or self.scheduler.lending.is_in_use
         assert len(plan.rows) <= self.config.max_rows
         assert len(plan.prefill_rows) <= self.config.prefill_row_limit
         assert plan.rows == plan.denoise_rows + plan.draft_rows + plan.seal_rows + plan.prefill_rows
