@@ -14,8 +14,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from opentelemetry.trace import Tracer
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from engine import Analysis, AnalysisResult, EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
@@ -24,6 +22,7 @@ from .completions import Caller
 from .config import IngressSettings
 from .errors import KNOWN_ERRORS, RATE_LIMIT, SERVER_ERROR, ApiError, to_api_error
 from .lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, ServiceLoad, Welcome, replica_load
+from .replica_calls import REPLICA_LOST, ReplicaCalls
 from .replica_reports import short_keys
 from .router_notes import ROUTER_LOST, RouterNotes
 from .routing.messages import Lease, Rejected, RejectionReason, RouteRequest
@@ -32,8 +31,6 @@ from .tracing import NO_TRACER, RouteSpan
 
 logger = logging.getLogger("ray.serve")
 
-REPLICA_LOST: tuple[type[Exception], ...] = (RayActorError, ReplicaUnavailableError, EngineStopped, TimeoutError)
-"""What a call to a replica ends with that died, left, or does not answer."""
 _NOT_READY: tuple[type[Exception], ...] = (TimeoutError, *KNOWN_ERRORS)
 _PAUSE_S = 0.02
 """Before a refused request asks again, and longer each time: what was refused on old news gets newer ones."""
@@ -55,6 +52,7 @@ class RoutedEngineClient:
     ) -> None:
         # Results travel by gRPC instead of through Ray's object store: a third of the time for each batch.
         self._calls = engine.options(_by_reference=False)
+        self._questions = ReplicaCalls(self._calls, settings, recorder)
         # Events are plain data: what cloudpickle does beyond pickle is for code, and takes most of its time.
         self._streams = engine.options(stream=True, _by_reference=False, response_serialization="pickle")
         self._router = None if router is None else router.options(stream=True, _by_reference=False)
@@ -100,40 +98,10 @@ class RoutedEngineClient:
         return cast(AnalysisResult, await self._ask("analyze", analysis))
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """What one replica answers; another is asked where that one is lost, since asking twice changes nothing.
-
-        Raises what the engine raises, and ApiError where no replica answers in time. Cancelling it ends the call.
-        """
         if not self._is_ready:
+            # Without any replica a call would wait for one instead of failing.
             await self.check_ready()
-        limit = asyncio.timeout(self._settings.analysis_timeout_s)
-        try:
-            async with limit:
-                return await self._ask_until_answered(method, arguments)
-        except TimeoutError as error:
-            if limit.expired():
-                raise _slow(self._settings.analysis_timeout_s) from error
-            raise
-
-    async def _ask_until_answered(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        for num_tries in range(1, self._settings.max_tries + 1):
-            response = getattr(self._calls, method).remote(*arguments)
-            is_answered = False
-            try:
-                answer = await response
-                is_answered = True
-                return answer
-            except REPLICA_LOST as error:
-                if num_tries == self._settings.max_tries:
-                    raise
-                logger.warning("%s: a replica is lost (%r); asking another", method, error)
-                self._recorder.count("ingress_retries")
-            finally:
-                if not is_answered:
-                    # The replica would go on for nobody.
-                    response.cancel()
-            await asyncio.sleep(_PAUSE_S * num_tries)
-        raise AssertionError("the last try returns or raises")
+        return await self._questions.ask(method, *arguments)
 
     async def load(self) -> ServiceLoad:
         """What the router knows of all replicas; where it is away, what one of them says of itself."""
@@ -340,11 +308,6 @@ def _rejection(decision: Rejected) -> ApiError:
 def _late(waited_s: float, retry_after_s: int) -> ApiError:
     message = f"no replica was free within the request's time; it waited {waited_s:.1f} s"
     return ApiError(408, message, code="deadline_exceeded", type=SERVER_ERROR, retry_after_s=retry_after_s)
-
-
-def _slow(limit_s: float) -> ApiError:
-    message = f"no replica has answered within {limit_s:g} s; ask for less, or try again later"
-    return ApiError(504, message, code="analysis_timeout", type=SERVER_ERROR)
 
 
 def _overloaded() -> ApiError:

@@ -43,6 +43,7 @@ LEVEL = {
     "serve_app": {
         "__init__": 0,
         "autoscaling": 0,
+        "error_codes": 0,
         "errors": 0,
         "metrics_table": 0,
         "routing": 0,
@@ -62,6 +63,7 @@ LEVEL = {
         "api_keys": 2,
         "attribution": 2,
         "lease_desk": 2,
+        "replica_calls": 2,
         "replica_choice": 2,
         "router_notes": 2,
         "streaming": 2,
