@@ -14,12 +14,13 @@ from .analysis import (
     InspectTokens,
     Likelihood,
     Pooling,
+    Replay,
+    ReplayedCommit,
+    ReplayTrace,
     Scores,
     ScoreTokens,
     TargetAttribution,
     TokenConcepts,
-    Trace,
-    TracedCommit,
 )
 from .async_engine import AsyncEngine
 from .config import ConceptConfig, EngineConfig, ModelConfig
@@ -70,6 +71,7 @@ from .request import (
 from .runner.capacity import plan_memory
 from .runner.memory import MemoryPlan
 from .scheduling import PrefixChanges, prefix_keys
+from .trace import Trace, TracedCommit, trace_of
 
 __all__ = [
     "Aborted",
@@ -120,6 +122,9 @@ __all__ = [
     "PromptTooLong",
     "QueueFull",
     "Recorder",
+    "Replay",
+    "ReplayTrace",
+    "ReplayedCommit",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
@@ -141,4 +146,5 @@ __all__ = [
     "check_request",
     "plan_memory",
     "prefix_keys",
+    "trace_of",
 ]

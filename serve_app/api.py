@@ -14,9 +14,11 @@ from . import (
     concepts_api,
     embeddings_api,
     generate_api,
+    input_attribution_api,
     likelihoods_api,
     models_api,
     operations_api,
+    playground_api,
     presets_api,
     tokenizer_api,
 )
@@ -53,9 +55,11 @@ _ROUTES = (
     concepts_api,
     embeddings_api,
     likelihoods_api,
+    input_attribution_api,
     presets_api,
     tokenizer_api,
     operations_api,
+    playground_api,
 )
 """Modules of routes, as the description shows them."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from contextlib import aclosing
 from typing import Any
@@ -12,12 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from .completions import Completion
 from .disconnect import EventStream, until_disconnect
-from .errors import ApiError
-from .preset_steering import apply_preset, names_preset
 from .rendering import AnswerFormat, ChatFormat, CompletionFormat
 from .schemas import ChatRequest, CompletionRequest, GenerateFields
 from .schemas.answers import CHAT_RESPONSES, COMPLETION_RESPONSES
-from .service import TIMEOUT_HEADER, api_errors, caller_of, service_of
+from .service import TIMEOUT_HEADER, admitted, api_errors, caller_of, service_of
 from .translation import make_jobs
 
 router = APIRouter(tags=["generate"])
@@ -50,10 +47,7 @@ async def _generate(request: Request, body: GenerateFields, answer_format: Answe
     service = service_of(request)
     completion_id = f"{answer_format.id_prefix}{uuid.uuid4().hex}"
     with api_errors():
-        if names_preset(body):
-            # Presets are files, which may be far away.
-            body = await asyncio.to_thread(apply_preset, body, service.checkpoint, service.presets)
-        _check_token_limit(body, service.limits.max_tokens)
+        body = await admitted(body, service)
         jobs = make_jobs(body, service.checkpoint, completion_id=completion_id, max_prompts=service.limits.max_prompts)
         completion = Completion(
             service.client, body, jobs, service.checkpoint, answer_format, completion_id, caller_of(request)
@@ -61,13 +55,6 @@ async def _generate(request: Request, body: GenerateFields, answer_format: Answe
         if body.stream:
             return EventStream(await until_disconnect(request.receive, _started(completion)))
         return JSONResponse(await until_disconnect(request.receive, _finished(completion)))
-
-
-def _check_token_limit(body: GenerateFields, most: int | None) -> None:
-    if most is not None and body.token_limit > most:
-        field = "max_completion_tokens" if getattr(body, "max_completion_tokens", None) is not None else "max_tokens"
-        message = f"{field} is {body.token_limit}; this server allows {most}"
-        raise ApiError(400, message, code="invalid_value", param=field)
 
 
 async def _finished(completion: Completion) -> dict[str, Any]:

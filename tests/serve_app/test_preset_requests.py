@@ -127,3 +127,13 @@ async def test_models_are_listed_with_the_presets_that_they_can_use(target, tmp_
         assert (await target.get(f"/v1/models/{model}")).json()["id"] == model
     for model in ("tiny@nobody", "tiny@bookish@7", "other@bookish"):
         assert (await target.get(f"/v1/models/{model}")).status_code == 404
+
+
+async def test_a_request_that_is_explained_may_name_a_preset_too(target):
+    request = {"prompt": "a", "max_tokens": 2, "seed": 1, "steering": {"preset": "bookish@1"}}
+    response = await target.post({"request": request}, "/v1/attributions/input")
+    assert response.status_code == 200
+    assert concepts_of(target) == [(2,)]
+    request["steering"]["preset"] = "nobody"
+    error = (await target.post({"request": request}, "/v1/attributions/input")).json()["error"]
+    assert (error["code"], error["param"]) == ("preset_not_found", "request.steering.preset")
