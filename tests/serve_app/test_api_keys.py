@@ -87,8 +87,8 @@ async def test_keys_may_come_from_the_environment_and_add_to_the_files(server, f
     assert [alone.has(key) for key in (b"sk-one", b"sk-three")] == [False, True]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics"])
-async def test_probes_need_no_key(server, file, path):
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics", "/", "/playground/app.js"])
+async def test_probes_and_the_page_need_no_key(server, file, path):
     settings = ApiKeySettings(file=str(file))
     assert await status_of(server, ApiKeys(settings), None, path, open_paths=open_paths(settings)) == 200
 
