@@ -53,6 +53,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer, tokens: Mapping[str, str] | None = None) -> None:
         """`tokens` are what the template knows by names such as `bos_token`. Raises CheckpointError for bad syntax."""
+        self.source = source
+        """In Jinja, as the checkpoint has it."""
         self._tokenizer = tokenizer
         self._tokens = dict(tokens or {})
         try:

@@ -6,6 +6,7 @@ token, as attributions of an answer's tokens do.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -34,8 +35,8 @@ from engine import (
 
 from .attribution import number
 from .completions import Caller, EngineClient
-from .disconnect import until_disconnect
 from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
+from .preset_steering import apply_preset, names_preset
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
     MAX_TARGETS,
@@ -45,7 +46,7 @@ from .schemas.input_attribution import (
     ReplayRequest,
     Role,
 )
-from .service import Service, api_errors, caller_of, service_of
+from .service import Service, answer_of, caller_of, service_of
 from .translation import Checkpoint, check_model, make_jobs
 
 router = APIRouter(tags=["attributions"])
@@ -58,8 +59,7 @@ async def attribute_inputs(request: Request, body: InputAttributionRequest) -> R
     """Explain generated tokens by the tokens that the model saw when it chose them: integrated gradients."""
     service = service_of(request)
     check_model(body.model, service.checkpoint)
-    with api_errors():
-        return JSONResponse(await until_disconnect(request.receive, _attributed(service, body, caller_of(request))))
+    return JSONResponse(await answer_of(request, _attributed(service, body, caller_of(request))))
 
 
 @router.post("/v1/traces/replay", response_model=ReplayAnswer)
@@ -67,9 +67,7 @@ async def replay(request: Request, body: ReplayRequest) -> Response:
     """What the served model makes of each commit of a trace, beside what was recorded."""
     service = service_of(request)
     check_model(body.model, service.checkpoint)
-    with api_errors():
-        trace = Trace.from_dict(body.trace)
-        replayed = await until_disconnect(request.receive, _replayed(service.client, trace))
+    replayed = await answer_of(request, _replayed(service.client, body.trace))
     name = service.checkpoint.tokenizer.token_name
     return JSONResponse(
         {
@@ -96,8 +94,8 @@ async def replay(request: Request, body: ReplayRequest) -> Response:
     )
 
 
-async def _replayed(client: EngineClient, trace: Trace) -> Replay:
-    result = await client.analyze(ReplayTrace(trace=trace))
+async def _replayed(client: EngineClient, raw_trace: dict[str, Any]) -> Replay:
+    result = await client.analyze(ReplayTrace(trace=Trace.from_dict(raw_trace)))
     assert isinstance(result, Replay), result
     return result
 
@@ -124,7 +122,8 @@ async def _trace(service: Service, body: InputAttributionRequest, caller: Caller
     if body.request is None:
         return Trace.from_dict(body.trace), None
     with _named_within("request"):
-        engine_request = _engine_request(body.request, service.checkpoint)
+        # Presets are files, which may be far away.
+        engine_request = await asyncio.to_thread(_engine_request, body.request, service)
         # With nothing to explain: what the engine never explains is refused before anything is generated.
         empty = Trace(
             prompt_token_ids=engine_request.prompt_token_ids,
@@ -139,10 +138,12 @@ async def _trace(service: Service, body: InputAttributionRequest, caller: Caller
     return trace_of(engine_request, output), output.seed
 
 
-def _engine_request(request: CompletionRequest | ChatRequest, checkpoint: Checkpoint) -> GenerateRequest:
+def _engine_request(request: CompletionRequest | ChatRequest, service: Service) -> GenerateRequest:
     if request.stream:
         raise ApiError(400, "there is nothing to stream here; leave it out", code=UNSUPPORTED_FIELD, param="stream")
-    (job,) = make_jobs(request, checkpoint, completion_id=f"attr-{uuid.uuid4().hex}", max_prompts=1)
+    if names_preset(request):
+        request = apply_preset(request, service.checkpoint, service.presets)
+    (job,) = make_jobs(request, service.checkpoint, completion_id=f"attr-{uuid.uuid4().hex}", max_prompts=1)
     if job.engine_request is None:
         message = "max_tokens is 0, so there is nothing to explain; at least 1"
         raise ApiError(400, message, code="invalid_value", param="max_tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    WeightOverride,
     trace_of,
 )
 from engine.decoding.random import uniform as uniform_tensor
@@ -55,6 +56,13 @@ class Setting:
 def inject(**values: Any) -> Intervention:
     return Intervention(**{"concept_ids": (3,), "strength": 6.0, "layer": 1, **values})
 
+
+OVERRIDES = (
+    WeightOverride(concept_id=2, weight=4.0),
+    WeightOverride(concept_id=11, weight=0.0),
+    WeightOverride(concept_id=4, head="discovered", weight=-3.0),
+    WeightOverride(concept_id=0, head="discovered", weight=0.5),
+)
 
 SETTINGS = {
     "greedy": Setting(),
@@ -124,6 +132,30 @@ SETTINGS = {
         steering=SteeringParams(interventions=(inject(schedule="hard_cutoff", cutoff_tokens=5),)),
         is_known_to_package=False,
     ),
+    "overrides": Setting(steering=SteeringParams(overrides=OVERRIDES), is_known_to_package=False),
+    "overrides, steered, entropy bound": Setting(
+        sampling={"policy": "entropy_bound", "entropy_bound": 2.0, "repetition_penalty": 1.1},
+        steering=SteeringParams(
+            interventions=(inject(),), suppress=(Suppression(concept_id=2, strength=2.0),), overrides=OVERRIDES[1:]
+        ),
+        is_known_to_package=False,
+    ),
+    "overrides as the package's": Setting(
+        steering=SteeringParams(overrides=OVERRIDES, override_mode="reference"), is_known_to_package=False
+    ),
+    "overrides as the package's, steered and sampled": Setting(
+        sampling={"temperature": 0.9, "seed": 4, "tokens_per_step": 2, "repetition_penalty": 1.2},
+        steering=SteeringParams(
+            interventions=(inject(strength=3.0),),
+            suppress=(Suppression(concept_id=4, strength=1.0),),
+            overrides=OVERRIDES[:2],
+            override_mode="reference",
+        ),
+        is_known_to_package=False,
+    ),
+    "discovered overrides as the package's": Setting(
+        steering=SteeringParams(overrides=OVERRIDES[2:], override_mode="reference"), is_known_to_package=False
+    ),
 }
 
 
@@ -162,11 +194,21 @@ def cases(recipe: Recipe) -> list[Case]:
                 prompt_token_ids=recipe.plain_ids(num_prompt, seed=index),
                 max_tokens=recipe.block if is_on_grid else recipe.block + recipe.block // 2 + 1,
                 sampling=sampling,
-                steering=setting.steering,
+                steering=fitting(recipe, setting.steering),
                 attribution=AttributionParams(),
             )
             made.append(Case(length, name, request, is_on_grid))
     return made
+
+
+def fitting(recipe: Recipe, steering: SteeringParams | None) -> SteeringParams | None:
+    """The steering as far as a checkpoint can be told it."""
+    if steering is None:
+        return None
+    concept = recipe.concept_config
+    kept = tuple(one for one in steering.overrides if one.head == "known" or concept.use_unknown)
+    mode = "delta" if concept.topk_on_logits else steering.override_mode
+    return replace(steering, overrides=kept, override_mode=mode)
 
 
 def uniform(seed: int, position: int, choice_index: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from ..config import EngineConfig, ModelConfig
 from ..decoding import sampler
+from ..decoding.overrides import OverridePlan
 from ..decoding.policies import PickFields
 from ..errors import InvalidConfig
 from ..model import fused_support
@@ -121,7 +122,9 @@ class ModelRunner:
         """
         stopwatch = Stopwatch(self.device)
         batch = make_batch(rows, self._draft_row_limit)
-        decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
+        overrides = self.lanes.overridden(batch.rows[: batch.num_denoise])
+        run = self._run_plain if self._graphs is None else self._graphs.run
+        decision = run(batch, overrides)
         top_logprobs = None
         if decision is not None and num_logprobs:
             target_logit_DK, logprob_DK = (decision.packed_DKF[..., field] for field in _LOGPROB_FIELDS)
@@ -154,7 +157,7 @@ class ModelRunner:
         kind = FusedBackend if is_fused else PlainBackend
         return kind(self.model.transformer, self.cache)
 
-    def _run_plain(self, batch: Batch) -> Decision | None:
+    def _run_plain(self, batch: Batch, overrides: Mapping[int, OverridePlan]) -> Decision | None:
         num_rows = len(batch.rows)
         packed = pack_rows(
             batch,
@@ -167,7 +170,9 @@ class ModelRunner:
         canvas = self._program.forward(tensors, predicts=batch.predicts)
         if batch.num_denoise == 0:
             return None
-        return self._program.decide(tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts)
+        return self._program.decide(
+            tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts, overrides=overrides
+        )
 
     @torch.no_grad()
     def _capture(self, engine: EngineConfig) -> GraphedPasses:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from .base import StrictObject, Unsupported, is_int
+from .base import StrictObject, is_int
 
 MAX_STEERED_CONCEPTS = 256
 MAX_INTERVENTIONS = 64
@@ -107,7 +107,8 @@ class SteeringSpec(StrictObject):
     override_mode: Literal["delta", "reference"] = "delta"
     """`delta` moves the hidden state by the change of the weight alone. `reference` composes it anew, as the public
     package does: one known concept then drops the remainder that no concept explains, at every position."""
-    preset: Annotated[None, Unsupported()] = None
+    preset: str | None = None
+    """`name` or `name@version` of a kept preset, which everything else adds to."""
 
     @model_validator(mode="after")
     def _check_short_form(self) -> SteeringSpec:

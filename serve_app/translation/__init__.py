@@ -2,5 +2,15 @@
 
 from .checkpoint import Checkpoint, check_model
 from .jobs import ChoiceJob, end_token_ids, make_jobs, wanted_steering
+from .steering import steering_params, summed_weights
 
-__all__ = ["Checkpoint", "ChoiceJob", "check_model", "end_token_ids", "make_jobs", "wanted_steering"]
+__all__ = [
+    "Checkpoint",
+    "ChoiceJob",
+    "check_model",
+    "end_token_ids",
+    "make_jobs",
+    "steering_params",
+    "summed_weights",
+    "wanted_steering",
+]
