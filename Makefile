@@ -1,6 +1,7 @@
 # make serve   start the demo on this machine
 # make test    everything that has to pass before a change lands
 # make lint    the static half of it
+# make test-clients  real client programs against a running server, each in an environment of its own
 # make format  let ruff rewrite what it can
 # make k8s-files  renew what k8s/ embeds of deploy/: the deploy file and the alerts
 #
@@ -12,9 +13,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 PYTEST_ARGS ?=
+CLIENTS_ARGS ?=
 K8S ?= k8s
 
-.PHONY: install install-test serve test lint format k8s-files clean
+.PHONY: install install-test serve test test-clients lint format k8s-files clean
 install: $(INSTALLED)
 install-test: $(INSTALLED_TEST)
 
@@ -47,6 +49,9 @@ lint: $(INSTALLED_TEST)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+test-clients: $(INSTALLED_TEST)
+	$(BIN)/python -m tests.clients.run $(CLIENTS_ARGS)
+
 format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -62,4 +67,4 @@ k8s-files:
 	  sed 's/^./  &/' deploy/prometheus/alerts.yml; } > $(K8S)/components/monitoring/alerts.yaml
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients .mypy_cache .pytest_cache .ruff_cache .hypothesis

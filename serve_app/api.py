@@ -53,6 +53,7 @@ _ROUTES = (
     models_api,
     concepts_api,
     embeddings_api,
+    input_attribution_api,
     presets_api,
     tokenizer_api,
     input_attribution_api,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from .base import StrictObject, is_int
 
@@ -46,8 +46,15 @@ class ConceptItem(StrictObject):
     """Its share of the sum."""
 
 
+class _ShortForms:
+    """Says in the schema that an id or a label may stand for the whole object."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}, handler(schema)]}
+
+
 Concepts = Annotated[
-    list[Annotated[ConceptItem, BeforeValidator(_check_concept_item)]],
+    list[Annotated[ConceptItem, BeforeValidator(_check_concept_item), _ShortForms()]],
     Field(min_length=1, max_length=MAX_STEERED_CONCEPTS),
 ]
 

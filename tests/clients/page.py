@@ -1,0 +1,65 @@
+"""docs/clients.md: its table is written here, and its examples are run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from .catalogue import Client
+from .client_environment import client_environment, run_client
+from .environments import home
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
+BEGIN = "<!-- written by `make test-clients CLIENTS_ARGS=--write-page` -->"
+END = "<!-- end -->"
+URL = "http://127.0.0.1:8000"
+"""What examples call the server, its model, and the folder of its checkpoint."""
+MODEL = "steerling-8b-instruct"
+CHECKPOINT = "path/to/steerling-8b-instruct"
+EXAMPLE = re.compile(r"^```(python|sh|js)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TIMEOUT_S = 120.0
+
+
+def section(client: str) -> str:
+    """What the page says of a client: from its heading to the next."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(client)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"{PAGE.name} has no section `## {client}`")
+    return found[1]
+
+
+def run_example(client: Client, program: Path, url: str, model: str, checkpoint: Path, scratch: Path) -> list[str]:
+    """Run a client's examples as they stand, but for where the server is and what it serves; what went wrong."""
+    problems = []
+    for kind, code in EXAMPLE.findall(section(client.name)):
+        code = code.replace(URL, url).replace(CHECKPOINT, str(checkpoint)).replace(MODEL, model)
+        command = {"python": [str(program), "-"], "sh": ["bash", "-eu"], "js": [str(program), "--input-type=module"]}[
+            kind
+        ]
+        try:
+            # Node.js looks for packages from its folder.
+            done = run_client(
+                command,
+                environment=client_environment(program, scratch),
+                folder=home(client) if client.node else scratch,
+                timeout_s=TIMEOUT_S,
+                text=code,
+            )
+        except subprocess.TimeoutExpired:
+            problems.append(f"the example did not end within {TIMEOUT_S:.0f} s")
+            continue
+        if done.returncode or not done.stdout.strip():
+            problems.append(f"the example ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
+    return problems
+
+
+def write_table(rows: list[tuple[str, str, str, int]]) -> None:
+    """Put client, version, what ran and the number of checks between the page's two marks."""
+    lines = ["| client | version | what is tried | checks |", "| --- | --- | --- | --- |"]
+    lines += [f"| {name} | {version} | {ran} | {checks} |" for name, version, ran, checks in rows]
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
