@@ -56,7 +56,6 @@ _ROUTES = (
     input_attribution_api,
     presets_api,
     tokenizer_api,
-    input_attribution_api,
     operations_api,
     playground_api,
 )

@@ -46,7 +46,7 @@ from .schemas.input_attribution import (
     ReplayRequest,
     Role,
 )
-from .service import Service, answer_of, caller_of, service_of
+from .service import QUEUE_HEADERS, Service, answer_of, caller_of, service_of
 from .translation import Checkpoint, check_model, make_jobs
 
 router = APIRouter(tags=["attributions"])
@@ -54,7 +54,7 @@ router = APIRouter(tags=["attributions"])
 _ERRORS: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
 
 
-@router.post("/v1/attributions/input", response_model=InputAttributionAnswer)
+@router.post("/v1/attributions/input", openapi_extra=QUEUE_HEADERS, response_model=InputAttributionAnswer)
 async def attribute_inputs(request: Request, body: InputAttributionRequest) -> Response:
     """Explain generated tokens by the tokens that the model saw when it chose them: integrated gradients."""
     service = service_of(request)
