@@ -14,30 +14,19 @@ from .disconnect import EventStream, until_disconnect
 from .rendering import AnswerFormat, ChatFormat, CompletionFormat
 from .schemas import ChatRequest, CompletionRequest, GenerateFields
 from .schemas.answers import CHAT_RESPONSES, COMPLETION_RESPONSES
-from .service import TIMEOUT_HEADER, admitted, api_errors, caller_of, service_of
+from .service import QUEUE_HEADERS, admitted, api_errors, caller_of, service_of
 from .translation import make_jobs
 
 router = APIRouter(tags=["generate"])
-_HEADERS = {
-    "parameters": [
-        {
-            "name": TIMEOUT_HEADER,
-            "in": "header",
-            "description": "Seconds above 0 that the request may wait for a replica before a 408. Absent: no limit.",
-            "schema": {"type": "number", "exclusiveMinimum": 0},
-        },
-    ]
-}
-"""What the code reads from the request itself, so that FastAPI does not find it."""
 
 
-@router.post("/v1/completions", openapi_extra=_HEADERS, responses=COMPLETION_RESPONSES)
+@router.post("/v1/completions", openapi_extra=QUEUE_HEADERS, responses=COMPLETION_RESPONSES)
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue prompts, plain or as server-sent events."""
     return await _generate(request, body, CompletionFormat(body, service_of(request).checkpoint.tokenizer))
 
 
-@router.post("/v1/chat/completions", openapi_extra=_HEADERS, responses=CHAT_RESPONSES)
+@router.post("/v1/chat/completions", openapi_extra=QUEUE_HEADERS, responses=CHAT_RESPONSES)
 async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation, plain or as server-sent events."""
     return await _generate(request, body, ChatFormat(body, service_of(request).checkpoint.tokenizer))

@@ -31,6 +31,18 @@ TIMEOUT_HEADER = "x-queue-timeout-seconds"
 
 T = TypeVar("T")
 
+QUEUE_HEADERS = {
+    "parameters": [
+        {
+            "name": TIMEOUT_HEADER,
+            "in": "header",
+            "description": "Seconds above 0 that the request may wait for a replica before a 408. Absent: no limit.",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        },
+    ]
+}
+"""For a route's description: what `caller_of` reads from the request itself, so that FastAPI does not find it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
