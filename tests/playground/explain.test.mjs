@@ -99,6 +99,13 @@ test("concepts are added up over tokens, with the full explanation in place of a
   assert.deepEqual([...attribution.drivenBy(1, tokens, [EXPLAINED])], [[2, 1], [3, 2]]);
 });
 
+test("a token to which a concept added next to nothing was not driven by it", () => {
+  const told = (position, contribution) => ({ position, concepts: [{ id: 1, head: "known", contribution }] });
+  const tokens = [told(0, -2), told(1, 0.3), told(2, 0.1), { position: 3 }];
+  assert.deepEqual([...attribution.drivenBy(1, tokens)], [[0, -2], [1, 0.3]]);
+  assert.equal(attribution.drivenBy(7, tokens).size, 0);
+});
+
 test("the strongest few keep room for known concepts", () => {
   const concepts = attribution.conceptsOf(EXPLAINED);
   assert.deepEqual(attribution.strongest(concepts, 2, 0).map((concept) => concept.id), [9, 1]);

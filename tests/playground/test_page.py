@@ -170,6 +170,8 @@ def test_a_concept_lights_up_the_words_it_drove(open_page):
     assert lit > 0
     page.wait_for_selector("[data-testid=lit] .chip")
     assert f"drives {lit} word" in page.inner_text("[data-testid=lit]")
+    page.wait_for_selector("[data-testid=lit] h3:has-text('Nearest')")
+    assert page.locator("[data-testid=lit] .concept-name").count() == 6
     page.get_by_label("Put the light out").click()
     assert page.locator(".word.is-lit").count() == 0
 
