@@ -6,18 +6,21 @@ from .analysis import (
     AnalysisResult,
     AttributeInputs,
     Embedding,
+    EmbeddingKind,
     EmbedTokens,
     EstimateLikelihood,
     InputAttribution,
     Inspection,
     InspectTokens,
     Likelihood,
+    Pooling,
+    Replay,
+    ReplayedCommit,
+    ReplayTrace,
     Scores,
     ScoreTokens,
     TargetAttribution,
     TokenConcepts,
-    Trace,
-    TracedCommit,
 )
 from .async_engine import AsyncEngine
 from .config import ConceptConfig, EngineConfig, ModelConfig
@@ -68,6 +71,7 @@ from .request import (
 from .runner.capacity import plan_memory
 from .runner.memory import MemoryPlan
 from .scheduling import PrefixChanges, prefix_keys
+from .trace import Trace, TracedCommit, trace_of
 
 __all__ = [
     "Aborted",
@@ -87,6 +91,7 @@ __all__ = [
     "ConceptNotFound",
     "EmbedTokens",
     "Embedding",
+    "EmbeddingKind",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -112,10 +117,14 @@ __all__ = [
     "NullRecorder",
     "Output",
     "Policy",
+    "Pooling",
     "PrefixChanges",
     "PromptTooLong",
     "QueueFull",
     "Recorder",
+    "Replay",
+    "ReplayTrace",
+    "ReplayedCommit",
     "RequestFailed",
     "RequestTooLarge",
     "ResolvedIntervention",
@@ -137,4 +146,5 @@ __all__ = [
     "check_request",
     "plan_memory",
     "prefix_keys",
+    "trace_of",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .checks import is_whole, shown
 from .config import ModelConfig
 from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge, Unsupported
-from .request import GenerateRequest
+from .request import GenerateRequest, SteeringParams
 
 MAX_END_TOKENS = 64
 """Stop token ids a request may name."""
@@ -92,8 +92,7 @@ def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
 def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
     if request.steering is None:
         return
-    if request.steering.overrides:
-        raise Unsupported("overrides are not served yet; leave them out", param="steering.overrides")
+    _check_overrides(request.steering, config)
     num_concepts = config.concept.n_concepts
     for index, intervention in enumerate(request.steering.interventions):
         path = f"steering.interventions[{index}]"
@@ -113,4 +112,27 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
             raise ConceptNotFound(
                 f"concept {shown(item.concept_id)} does not exist; known concepts lie in [0, {num_concepts})",
                 param=f"steering.suppress[{index}].concept_id",
+            )
+
+
+def _check_overrides(steering: SteeringParams, config: ModelConfig) -> None:
+    concept = config.concept
+    if steering.overrides and steering.override_mode == "reference" and concept.topk_on_logits:
+        # There the package weighs every concept outside the top k 0.5, the sigmoid of its cut-off logit.
+        raise Unsupported(
+            "override_mode is 'reference', which is not served for checkpoints with topk_on_logits; use 'delta'",
+            param="steering.override_mode",
+        )
+    for index, item in enumerate(steering.overrides):
+        path = f"steering.overrides[{index}]"
+        if item.head == "discovered" and not concept.use_discovered:
+            raise Unsupported(
+                "head is 'discovered', and this checkpoint has no discovered head; name known concepts",
+                param=f"{path}.head",
+            )
+        num_concepts = concept.n_concepts if item.head == "known" else concept.n_discovered
+        if not 0 <= item.concept_id < num_concepts:
+            raise ConceptNotFound(
+                f"concept {shown(item.concept_id)} does not exist; {item.head} concepts lie in [0, {num_concepts})",
+                param=f"{path}.concept_id",
             )

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 from .checks import is_list, is_number, is_whole, shown
 from .errors import InvalidValue
 from .output import ConceptContribution
-from .request import MAX_CFG_SCALE, MAX_LOGPROBS, MAX_SEED, SteeringParams
+from .request import MAX_CFG_SCALE, MAX_LOGPROBS, MAX_SEED
+from .trace import Trace
 
 EmbeddingKind = Literal["hidden", "composed", "known", "discovered"]
 Pooling = Literal["mean", "last", "first"]
@@ -152,35 +153,13 @@ class Inspection:
     tokens: tuple[TokenConcepts, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedCommit:
-    """One commit of a trace."""
-
-    position: int
-    token_id: int
-    denoising_step: int
-    """Counted over the whole generation; commits of one step did not see each other."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
-    """The ordered commits of one generation, enough to replay it: what the model saw before each of its steps."""
-
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    commits: tuple[TracedCommit, ...]
-    """In the order of their steps."""
-    steering: SteeringParams | None = None
-    cfg_scale: float = 0.0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttributeInputs:
     """Asks which input tokens drove each generated one: integrated gradients over the replayed trace."""
 
     trace: Trace
     targets: tuple[int, ...] | None = None
-    """Positions of the generated tokens to explain, absolute. None: all that the trace commits."""
+    """Positions of the generated tokens to explain, absolute; at most MAX_TARGETS. None: all that the trace commits."""
     num_steps: int = 32
     """Points of the path from masks to the text (right Riemann sum)."""
 
@@ -189,6 +168,21 @@ class AttributeInputs:
             raise InvalidValue(f"trace is {shown(self.trace)}; it must be a Trace", param="trace")
         if self.targets is not None:
             _check_ids(self, "targets", least=1)
+            committed = {commit.position for commit in self.trace.commits}
+            foreign = next((position for position in self.targets if position not in committed), None)
+            if foreign is not None:
+                raise InvalidValue(
+                    f"targets names position {foreign}, which the trace does not commit", param="targets"
+                )
+            object.__setattr__(self, "targets", tuple(sorted(set(self.targets))))
+        num_targets = len(self.trace.commits if self.targets is None else self.targets)
+        if num_targets > MAX_TARGETS:
+            asked = "all that the trace commits" if self.targets is None else "that targets names"
+            raise InvalidValue(
+                f"{num_targets} tokens are to be explained, {asked}; at most {MAX_TARGETS} at once: "
+                "name fewer targets and ask again for the others",
+                param="targets",
+            )
         _check_whole(self, "num_steps", 1, MAX_INTEGRATION_STEPS)
 
 
@@ -203,7 +197,8 @@ class TargetAttribution:
     baseline_logit: float
     """The same with every input embedding replaced by the mask's."""
     contributions: tuple[float, ...]
-    """One an input position, in logits. They sum to target - baseline up to the error of the sum over steps."""
+    """One an input position, prompt and max_tokens, in logits; 0 where the model saw a mask or did not look. They sum
+    to target - baseline up to the error of the sum over steps."""
 
     @property
     def completeness_error(self) -> float:
@@ -219,5 +214,48 @@ class InputAttribution:
     num_steps: int
 
 
-Analysis = ScoreTokens | EstimateLikelihood | EmbedTokens | InspectTokens | AttributeInputs
-AnalysisResult = Scores | Likelihood | Embedding | Inspection | InputAttribution
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayTrace:
+    """Asks what this model makes of a trace's commits, each in the step that made it.
+
+    Holds a trace against another machine, another dtype or another checkpoint.
+    """
+
+    trace: Trace
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trace, Trace):
+            raise InvalidValue(f"trace is {shown(self.trace)}; it must be a Trace", param="trace")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCommit:
+    """One commit as the replay sees it, before suppression, bias and penalties."""
+
+    position: int
+    token_id: int
+    denoising_step: int
+    target_logit: float
+    logprob: float
+    """Log-softmax of the raw logits at the token, vocabulary padding excluded."""
+    rank: int
+    """Tokens that could have been chosen there and have a larger logit; 0 for the likeliest."""
+    recorded_logit: float | None
+    """What the trace says of `target_logit`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """One entry a commit, in the trace's order."""
+
+    commits: tuple[ReplayedCommit, ...]
+
+    @property
+    def largest_difference(self) -> float | None:
+        """Between a replayed and a recorded logit; None if the trace records none."""
+        pairs = [(c.target_logit, c.recorded_logit) for c in self.commits if c.recorded_logit is not None]
+        return max((abs(replayed - recorded) for replayed, recorded in pairs), default=None)
+
+
+Analysis = ScoreTokens | EstimateLikelihood | EmbedTokens | InspectTokens | AttributeInputs | ReplayTrace
+AnalysisResult = Scores | Likelihood | Embedding | Inspection | InputAttribution | Replay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -278,6 +278,11 @@ class ModelConfig:
         """Tokens that are never chosen: end of text, mask and padding."""
         return tuple(sorted({self.eos_token_id, self.mask_token_id, self.pad_token_id}))
 
+    def end_token_ids(self, stop_token_ids: Iterable[int], *, ignore_eos: bool) -> frozenset[int]:
+        """Tokens that end a text where they stand: a request's own, and end of turn unless it is ignored."""
+        own = set() if self.eot_id is None or ignore_eos else {self.eot_id}
+        return frozenset(own | set(stop_token_ids)) - set(self.banned_token_ids)
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read either layout of config.json: flat (as on the hub) or with a nested `concept`.
@@ -352,6 +357,10 @@ class EngineConfig:
     """Requests that may wait for a lane before QueueFull."""
     max_analyses: int = 256
     """Analyses of text under way at once before QueueFull; each gets a slice of work between passes in turn."""
+    input_attribution_context: int | None = None
+    """Longest prompt and max_tokens, together, of a trace that is replayed or attributed to its inputs. On a GPU,
+    memory is kept for a slice of that work: a state for each layer and position, and the inside of one layer. None: the
+    model's context. 0: nothing is kept, and traces are refused."""
     share_prefixes: bool = True
     """Let sequences with equal prefixes share the pages of their sealed blocks."""
     batching: Batching = "independent"
@@ -392,7 +401,7 @@ class EngineConfig:
         )
         _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
         _check_range(self, ("num_pages", "max_waiting", "max_analyses", "profile_steps"), 1, _MOST_PAGES)
-        _check_range(self, ("profile_after", "draft_row_limit"), 0, _MOST_PAGES)
+        _check_range(self, ("profile_after", "draft_row_limit", "input_attribution_context"), 0, _MOST_PAGES)
         # A finished block seals in the pass that begins the next one: two rows of one sequence.
         _check(self.max_rows >= 2, f"max_rows is {self.max_rows}; it must be at least 2, a denoise row and a seal row")
         _check(

@@ -366,9 +366,6 @@ class Engine:
 
     def _make_sequence(self, request_id: str, request: GenerateRequest) -> Sequence:
         config, sampling = self.model_config, request.sampling
-        ends = set(sampling.stop_token_ids)
-        if config.eot_id is not None and not sampling.ignore_eos:
-            ends.add(config.eot_id)
         return Sequence(
             id=request_id,
             priority=request.priority,
@@ -379,7 +376,7 @@ class Engine:
             mask_token_id=config.mask_token_id,
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
-            end_token_ids=frozenset(ends) - set(config.banned_token_ids),
+            end_token_ids=config.end_token_ids(sampling.stop_token_ids, ignore_eos=sampling.ignore_eos),
             tokens_per_step=sampling.max_commits(config.diff_block_size),
             is_adaptive=sampling.is_adaptive,
             has_drafts=sampling.has_drafts,

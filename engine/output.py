@@ -20,7 +20,7 @@ class ConceptContribution:
     concept_id: int
     """Id local to its head."""
     weight: float
-    """Sigmoid of the concept's logit, in [0, 1]."""
+    """Sigmoid of the concept's logit, in [0, 1], or what the request's override sets it to."""
     contribution: float
     """weight * (embedding . W[token]), in logits."""
 
@@ -29,7 +29,8 @@ class ConceptContribution:
 class TokenAttribution:
     """Which concepts drove one token; totals + epsilon = target logit.
 
-    Totals cover all reported concepts, also those that `top_k` left out.
+    Totals cover all reported concepts, also those that `top_k` left out. Concepts whose weight the request sets are
+    reported beside the head's own.
     """
 
     known: tuple[ConceptContribution, ...]

@@ -340,7 +340,7 @@ class SteeringParams:
     override_mode: OverrideMode = "delta"
     """`delta` adds (new - current weight) * embedding to the hidden state and keeps the epsilon, so setting the current
     weight changes nothing. `reference` is what the public package does: the heads' features are summed anew, and one
-    known id drops the epsilon at every position."""
+    known id drops the epsilon at every position. See `engine.decoding.overrides`."""
 
     def __post_init__(self) -> None:
         interventions = _items(self.interventions, "steering.interventions", Intervention, MAX_INTERVENTIONS)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from . import __version__, generate_api
-from .concepts import Concept
+from . import (
+    __version__,
+    concepts_api,
+    embeddings_api,
+    generate_api,
+    input_attribution_api,
+    models_api,
+    operations_api,
+    playground_api,
+    presets_api,
+    tokenizer_api,
+)
+from .api_keys import ApiKeyMiddleware
 from .errors import (
     ERROR_RESPONSE,
     INVALID_REQUEST,
@@ -23,10 +33,9 @@ from .errors import (
     to_api_error,
 )
 from .middleware import CLIENT_CLOSED_REQUEST, BodyLimitMiddleware, MeterMiddleware, note_error
-from .schemas import Head
-from .service import Service, api_errors, service_of
+from .prometheus_text import TeeRecorder
+from .service import Service
 from .tracing import NO_TRACER, TraceMiddleware
-from .translation import check_model
 
 MAX_REQUEST_ID_LENGTH = 256
 """Characters of `x-request-id`, which is written into every line of the log that belongs to the request."""
@@ -39,29 +48,35 @@ def _check_request_id(request: Request) -> None:
         raise ApiError(400, message, code="invalid_value", param="x-request-id")
 
 
-router = APIRouter()
+_ROUTES = (
+    generate_api,
+    models_api,
+    concepts_api,
+    embeddings_api,
+    input_attribution_api,
+    presets_api,
+    tokenizer_api,
+    operations_api,
+    playground_api,
+)
+"""Modules of routes, as the description shows them."""
 
 
 def create_api(service: Service) -> FastAPI:
     """The application. Ray Serve in front of it takes `x-request-id` or makes one, and returns it."""
-    tracing = [] if service.tracer is NO_TRACER else [Middleware(TraceMiddleware, tracer=service.tracer)]
     app = FastAPI(
         title="Glassblock",
         version=__version__,
         description="Serves interpretable block-diffusion language models: steer by concepts, see why.",
-        middleware=[
-            *tracing,
-            Middleware(MeterMiddleware, recorder=service.recorder),
-            Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes),
-        ],
+        middleware=_middleware(service),
         dependencies=[Depends(_check_request_id)],
         # Under `default`, or FastAPI would announce 422s of its own shape.
         responses={"default": ERROR_RESPONSE},
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(generate_api.router)
-    app.include_router(router)
+    for module in _ROUTES:
+        app.include_router(module.router)
     for kind, handler in (
         (ApiError, _answer_error),
         (RequestValidationError, _answer_invalid),
@@ -73,114 +88,17 @@ def create_api(service: Service) -> FastAPI:
     return app
 
 
-@router.get("/v1/models", tags=["models"])
-async def list_models(request: Request) -> dict[str, Any]:
-    """The models served: one."""
-    return {"object": "list", "data": [_model(service_of(request))]}
-
-
-@router.get("/v1/models/{model:path}", tags=["models"])
-async def get_model(request: Request, model: str) -> dict[str, Any]:
-    """One model."""
-    service = service_of(request)
-    check_model(model, service.checkpoint)
-    return _model(service)
-
-
-@router.get("/v1/concepts", tags=["concepts"])
-async def list_concepts(
-    request: Request,
-    query: Annotated[str, Query(max_length=500)] = "",
-    head: Head | None = None,
-    steerable: bool | None = None,
-    group: Annotated[str | None, Query(max_length=500)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-    offset: Annotated[int, Query(ge=0)] = 0,
-) -> dict[str, Any]:
-    """Search by words in name (they weigh more) and description, best first; without a query, all by id."""
-    catalogue = service_of(request).checkpoint.catalogue
-    found = catalogue.search(query, head=head, steerable=steerable, group=group)
-    page = [catalogue.get(i) for i in found[offset : offset + limit]]
-    return {
-        "object": "list",
-        "data": [concept.to_json() for concept in page if concept is not None],
-        "total": len(found),
-        "limit": limit,
-        "offset": offset,
-        "has_more": offset + limit < len(found),
-    }
-
-
-@router.get("/v1/concepts/{concept_id}", tags=["concepts"])
-async def get_concept(request: Request, concept_id: int) -> dict[str, Any]:
-    """One concept by its id."""
-    return _concept(request, concept_id).to_json()
-
-
-@router.get("/v1/concepts/{concept_id}/top_tokens", tags=["concepts"])
-async def get_top_tokens(
-    request: Request, concept_id: int, k: Annotated[int, Query(ge=1, le=1000)] = 15
-) -> dict[str, Any]:
-    """The tokens that a concept promotes most, with the alignment of its direction with each."""
-    service = service_of(request)
-    concept, checkpoint = _concept(request, concept_id), service.checkpoint
-    k = min(k, checkpoint.config.vocab_size)
-    with api_errors():
-        top = await service.client.concept_top_tokens(checkpoint.catalogue.local_id(concept), k, concept.head)
-    tokenizer = checkpoint.tokenizer
-    return {
-        "object": "list",
-        "concept": {"id": concept.id, "name": concept.name},
-        "data": [
-            {
-                "token_id": token_id,
-                "token": tokenizer.token_name(token_id),
-                "bytes": list(tokenizer.text_bytes(token_id)),
-                "alignment": round(alignment, 6),
-            }
-            for token_id, alignment in top
-        ],
-    }
-
-
-@router.get("/health", tags=["operations"])
-async def get_health() -> dict[str, str]:
-    """The HTTP side is alive."""
-    return {"status": "ok"}
-
-
-@router.get("/ready", tags=["operations"])
-async def get_ready(request: Request) -> dict[str, str]:
-    """An engine has loaded its checkpoint, has generated something and answers; otherwise a 503."""
-    with api_errors():
-        await service_of(request).client.check_ready()
-    return {"status": "ready"}
-
-
-@router.get("/version", tags=["operations"])
-async def get_version(request: Request) -> dict[str, str]:
-    """Version of the server and name of its model."""
-    return {"version": __version__, "model": service_of(request).checkpoint.model_id}
-
-
-def _model(service: Service) -> dict[str, Any]:
-    checkpoint = service.checkpoint
-    return {
-        "id": checkpoint.model_id,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "glassblock",
-        "max_model_len": checkpoint.config.block_size,
-    }
-
-
-def _concept(request: Request, concept_id: int) -> Concept:
-    catalogue = service_of(request).checkpoint.catalogue
-    concept = catalogue.get(concept_id)
-    if concept is None:
-        message = f"no concept has the id {concept_id}; ids lie in [0, {len(catalogue)})"
-        raise ApiError(404, message, code="concept_not_found", param="concept_id")
-    return concept
+def _middleware(service: Service) -> list[Middleware]:
+    """What stands around the routes, the outermost first."""
+    layers = [] if service.tracer is NO_TRACER else [Middleware(TraceMiddleware, tracer=service.tracer)]
+    layers.append(Middleware(MeterMiddleware, recorder=TeeRecorder(service.recorder, service.metrics)))
+    if service.cors.allowed_origins:
+        # Before keys are asked for, which browsers do not send with their preflight, and so that pages can read a 401.
+        layers.append(Middleware(CORSMiddleware, **service.cors.middleware_options))
+    if service.api_keys is not None:
+        layers.append(Middleware(ApiKeyMiddleware, keys=service.api_keys, open_paths=service.open_paths))
+    layers.append(Middleware(BodyLimitMiddleware, max_bytes=service.limits.max_body_bytes))
+    return layers
 
 
 def _respond(request: Request, error: ApiError) -> JSONResponse:

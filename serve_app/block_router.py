@@ -16,7 +16,7 @@ from typing import Any
 
 from ray import serve
 
-from .lease_messages import Queued, RefusalReason, ReportAnswer, Returned, RouteCall
+from .lease_messages import Queued, RefusalReason, ReplicaLoad, ReportAnswer, Returned, RouteCall, ServiceLoad
 from .routing.messages import (
     Assigned,
     Lease,
@@ -133,6 +133,24 @@ class BlockRouter:
     async def gone(self, replica_id: str) -> None:
         """A replica was found dead."""
         self._forget(replica_id)
+
+    async def load(self) -> ServiceLoad:
+        """What the replicas use that the router hears from, and what waits here."""
+        return ServiceLoad(
+            replicas=tuple(
+                ReplicaLoad(
+                    replica_id=report.replica_id,
+                    num_lanes=report.num_lanes,
+                    num_lanes_free=report.num_lanes_free,
+                    num_pages=report.num_pages,
+                    num_pages_free=report.num_pages_free,
+                    num_waiting=report.num_waiting,
+                )
+                for report, _ in self._reports.values()
+            ),
+            num_queued=len(self._waiting),
+            oldest_wait_s=self._policy.oldest_wait_s,
+        )
 
     async def ping(self) -> None:
         """Answer that there is a router."""

@@ -53,6 +53,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokenizer: Tokenizer, tokens: Mapping[str, str] | None = None) -> None:
         """`tokens` are what the template knows by names such as `bos_token`. Raises CheckpointError for bad syntax."""
+        self.source = source
+        """In Jinja, as the checkpoint has it."""
         self._tokenizer = tokenizer
         self._tokens = dict(tokens or {})
         try:
@@ -96,12 +98,19 @@ class ChatTemplate:
         ]
         modes = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         marked = self._render(turns, broken, **modes)
-        is_marked = any(mark in content or mark in (name or "") for content, name in broken)
-        # A template that looks into what was broken, or cuts it up, would give another prompt than it should.
-        if is_marked and marked.replace(mark, "") != self.render(turns, **modes):
-            message = "a message spells a special token where the checkpoint's chat template looks for one"
-            raise ApiError(400, message, code="invalid_value", param="messages")
+        if any(mark in content or mark in (name or "") for content, name in broken):
+            unmarked = self.render(turns, **modes)
+            if marked.replace(mark, "") != unmarked:
+                # The template looks into contents, or cuts them up, and a mark was in the way.
+                spells = any(len(self._tokenizer.split_special(turn.content)) > 1 for turn in turns)
+                if spells or self._specials(marked) != self._specials(unmarked):
+                    message = "a message spells a special token where the checkpoint's chat template looks for one"
+                    raise ApiError(400, message, code="invalid_value", param="messages")
+                marked = unmarked
         return self._encode_marked(marked, mark)
+
+    def _specials(self, text: str) -> list[str]:
+        return [part for part in self._tokenizer.split_special(text) if part in self._tokenizer.special_ids]
 
     def _encode_marked(self, marked: str, mark: str) -> list[int]:
         """Ids of text in which marks keep apart what must not be read as one special token."""

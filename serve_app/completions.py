@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from engine import Analysis, AnalysisResult, Event, GenerateRequest, Scores, ScoreTokens
 
+from .lease_messages import ServiceLoad
 from .rendering import AnswerFormat, Choice, DiffusionPiece, Piece, TextPiece, additions, usage
 from .schemas import GenerateFields, Head, StreamOptions
 from .streaming import DONE, sse
@@ -43,6 +44,9 @@ class EngineClient(Protocol):
 
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text; raises what the engine raises."""
+
+    async def load(self) -> ServiceLoad:
+        """What replicas use now; raises ApiError 503 where nobody can tell."""
 
     async def check_ready(self) -> None:
         """Raise ApiError 503 unless an engine answers."""

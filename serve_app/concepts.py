@@ -6,13 +6,14 @@ first and the discovered ones after them.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,6 +113,13 @@ class ConceptCatalogue:
 
     def __len__(self) -> int:
         return self._num_concepts
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for catalogues in which every id means the same and may be steered alike."""
+        facts = [f"{self._num_known} {self._num_concepts}"]
+        facts += [f"{i} {concept.name!r} {concept.is_steerable}" for i, concept in sorted(self._by_id.items())]
+        return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
     def catalogue_id(self, head: Head, local_id: int) -> int:
         """The engine's id -> the catalogue's."""

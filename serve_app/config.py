@@ -6,13 +6,14 @@ Ray Serve ignores fields it does not know; here an unknown one is an error that 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine import EngineConfig
 
@@ -24,10 +25,22 @@ DEMO_CHECKPOINT = Path(__file__).resolve().parents[1] / "demo_model" / "steerlin
 """The small trained model that ships beside this package."""
 
 
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+
+
 class StrictModel(BaseModel):
     """Refuses unknown keys and never changes after it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _check_origin(origin: str) -> str:
+    # As browsers send it; one that never matches would look like a fault of the server.
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ValueError(
+            "an origin is a scheme, a host in lower case and perhaps a port, without a path: https://example.org"
+        )
+    return origin
 
 
 def _reject_unknown(value: Any, kind: type, name: str) -> Any:
@@ -161,6 +174,50 @@ class Limits(StrictModel):
     """Larger bodies get a 413."""
     max_prompts: int = Field(default=32, ge=1)
     """Prompts in one request."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens that one choice may ask for. None: what the model's context leaves."""
+    max_embedding_inputs: int = Field(default=2048, ge=1)
+    """Texts in one request for embeddings."""
+
+
+class ApiKeySettings(StrictModel):
+    """Where the keys are that clients must send as `authorization: Bearer KEY`; those of both places count.
+
+    One key a line; empty lines and lines that begin with # say nothing.
+    """
+
+    file: str | None = Field(default=None, min_length=1)
+    """A file that every ingress replica can read; it is read again when it changes."""
+    environment: str | None = Field(default=None, min_length=1)
+    """Name of an environment variable of the ingress replicas."""
+    open_metrics: bool = True
+    """Let `/metrics` be read without a key."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> ApiKeySettings:
+        if self.file is None and self.environment is None:
+            raise ValueError("api_keys names neither a file nor an environment variable; name one, or leave it out")
+        return self
+
+
+class CorsSettings(StrictModel):
+    """Which web pages of other origins may call the API from a browser."""
+
+    allowed_origins: tuple[Annotated[str, AfterValidator(_check_origin)], ...] = ()
+    """Such as `https://example.org` or `http://localhost:3000`; `*` is every page. Empty: none."""
+    max_age_s: int = Field(default=600, ge=0)
+    """How long a browser may remember the answer."""
+
+    @property
+    def middleware_options(self) -> dict[str, Any]:
+        """As Starlette's middleware takes them."""
+        return {
+            "allow_origins": self.allowed_origins,
+            "allow_methods": ("GET", "HEAD", "POST", "DELETE"),
+            "allow_headers": ("*",),
+            "expose_headers": ("retry-after", "x-request-id"),
+            "max_age": self.max_age_s,
+        }
 
 
 class IngressSettings(StrictModel):
@@ -182,6 +239,12 @@ class IngressSettings(StrictModel):
     router_retry_s: float = Field(default=0.5, gt=0)
     """Once the router has not answered, replicas are chosen without it; this often it is asked whether it is back."""
     limits: Limits = Limits()
+    api_keys: ApiKeySettings | None = None
+    """None: whoever reaches the port may use it."""
+    cors: CorsSettings = CorsSettings()
+    preset_dir: str | None = Field(default=None, min_length=1)
+    """Folder of the steering presets, for all ingress replicas of a node. None: `glassblock/presets` under the user's
+    state folder, `$XDG_STATE_HOME` or `~/.local/state`."""
 
 
 class TelemetrySettings(StrictModel):
@@ -223,6 +286,25 @@ class AppConfig(StrictModel):
     def served_model_id(self) -> str:
         """The id under which `/v1/models` lists the model."""
         return self.model_id or Path(self.checkpoint).name
+
+
+def preset_folder(settings: IngressSettings) -> Path:
+    """Where presets are kept."""
+    if settings.preset_dir is not None:
+        return Path(settings.preset_dir).expanduser()
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # A relative one counts as none, as the convention says.
+    root = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return root / "glassblock" / "presets"
+
+
+def keys_in_environment(settings: ApiKeySettings) -> str:
+    """What the environment variable of the keys holds. Raises ValueError if it is named and not there."""
+    if settings.environment is None:
+        return ""
+    if settings.environment not in os.environ:
+        raise ValueError(f"api_keys names the environment variable {settings.environment}, which is not set here")
+    return os.environ[settings.environment]
 
 
 def api_key_from_environment() -> str | None:

@@ -10,8 +10,11 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from .api import create_api
+from .api_keys import ApiKeys, open_paths
 from .checkpoint import describe, locate
-from .config import IngressSettings, TelemetrySettings
+from .config import IngressSettings, TelemetrySettings, preset_folder
+from .presets import PresetStore
+from .prometheus_text import PrometheusRecorder, TeeRecorder
 from .router_client import RoutedEngineClient
 from .service import Service
 from .telemetry import ServeRecorder
@@ -37,14 +40,14 @@ class Ingress:
         """Without a `router` each request's replica is chosen here, by what replicas publish."""
         folder = locate(model, revision, with_weights=False)
         checkpoint = describe(folder, model_id)
-        recorder = ServeRecorder()
+        recorder, metrics = ServeRecorder(), PrometheusRecorder()
         tracer = make_tracer(telemetry or TelemetrySettings(), "ingress")
         client = RoutedEngineClient(
             engine,
             router,
             block_size=checkpoint.config.diff_block_size,
             settings=settings,
-            recorder=recorder,
+            recorder=TeeRecorder(recorder, metrics),
             tracer=tracer,
         )
         self._service = Service(
@@ -54,6 +57,11 @@ class Ingress:
             created=int(time.time()),
             recorder=recorder,
             tracer=tracer,
+            presets=PresetStore(preset_folder(settings)),
+            metrics=metrics,
+            cors=settings.cors,
+            api_keys=None if settings.api_keys is None else ApiKeys(settings.api_keys),
+            open_paths=open_paths(settings.api_keys),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -61,6 +62,44 @@ class RouteCall:
 
     request: RouteRequest
     returned: Returned | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaLoad:
+    """What one replica uses, as it said last."""
+
+    replica_id: str
+    """Empty where nobody said whose it is."""
+    num_lanes: int
+    num_lanes_free: int
+    num_pages: int
+    num_pages_free: int
+    """Free and cached ones."""
+    num_waiting: int
+
+
+def replica_load(stats: Mapping[str, int], replica_id: str = "") -> ReplicaLoad:
+    """The same from an engine's stats."""
+    return ReplicaLoad(
+        replica_id=replica_id,
+        num_lanes=stats["num_lanes"],
+        num_lanes_free=stats["num_lanes"] - stats["num_running"],
+        num_pages=stats["num_pages"],
+        num_pages_free=stats["pages_free"] + stats["pages_cached"],
+        num_waiting=stats["num_waiting"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceLoad:
+    """What all replicas use, and what waits for them."""
+
+    replicas: tuple[ReplicaLoad, ...]
+    num_queued: int = 0
+    """Requests that wait in the router."""
+    oldest_wait_s: float = 0.0
+    is_complete: bool = True
+    """False where one replica answered for itself, since there is no router or it is away."""
 
 
 @dataclass(frozen=True, slots=True)

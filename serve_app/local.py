@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import cast
 
 import uvicorn
@@ -17,8 +18,10 @@ from engine import Analysis, AnalysisResult, AsyncEngine, EngineConfig, Event, G
 from .api import create_api
 from .checkpoint import describe, locate
 from .completions import Caller
-from .config import AppConfig
+from .config import AppConfig, preset_folder
 from .errors import SERVER_ERROR, ApiError
+from .lease_messages import ServiceLoad, replica_load
+from .presets import PresetStore
 from .schemas import Head
 from .service import Service
 
@@ -46,6 +49,10 @@ class LocalEngineClient:
         """An analysis of text."""
         return await self._engine.analyze(analysis)
 
+    async def load(self) -> ServiceLoad:
+        """What the engine uses now."""
+        return ServiceLoad(replicas=(replica_load(asdict(await self._engine.stats()), "local"),))
+
     async def check_ready(self) -> None:
         """Raise ApiError 503 if the engine has stopped or hangs."""
         try:
@@ -71,6 +78,7 @@ def local_server(model: str | None = None, *, engine: EngineConfig | None = None
             checkpoint=checkpoint,
             limits=app.ingress.limits,
             created=int(time.time()),
+            presets=PresetStore(preset_folder(app.ingress)),
         )
         with socket.create_server(("127.0.0.1", port)) as listener, _serving(uvicorn_server(service), listener):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

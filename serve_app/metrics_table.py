@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,6 +150,7 @@ INGRESS_METRICS: dict[str, Metric] = {
     "ingress_cut_streams": _counter("Streams that ended with an error after their first byte.", "requests"),
     "ingress_retries": _counter("Requests moved to another replica before anything was sent.", "requests"),
     "ingress_router_fallbacks": _counter("Requests that chose a replica without the router.", "requests"),
+    "ingress_open_requests": _gauge("HTTP requests that have come and are not answered to their end.", "requests"),
 }
 """What an ingress replica records."""
 
@@ -180,3 +183,9 @@ ROUTER_METRICS: dict[str, Metric] = {
 
 METRICS: dict[str, Metric] = {**ENGINE_METRICS, **INGRESS_METRICS, **ROUTER_METRICS}
 """Name as it is recorded -> what is exported."""
+
+
+def is_exported(name: str, kind: str, value: float, labels: Iterable[str]) -> bool:
+    """Whether the table has a measurement so, and its value is one."""
+    metric = METRICS.get(name)
+    return metric is not None and metric.kind == kind and set(labels) == set(metric.labels) and math.isfinite(value)

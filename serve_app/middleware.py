@@ -71,6 +71,7 @@ class MeterMiddleware:
         self.app = app
         self._recorder = recorder
         self._clock = clock
+        self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Watch what is sent."""
@@ -79,6 +80,7 @@ class MeterMiddleware:
             return
         started, answer = self._clock(), _Answer()
         scope[_NOTES] = answer
+        self._count_open(1)
 
         async def send_watched(message: Message) -> None:
             self._watch(answer, message)
@@ -98,7 +100,12 @@ class MeterMiddleware:
                 note_error(scope, unforeseen)
             raise
         finally:
+            self._count_open(-1)
             self._record(scope, answer, started, is_broken=is_broken)
+
+    def _count_open(self, change: int) -> None:
+        self._num_open += change
+        self._recorder.gauge("ingress_open_requests", self._num_open)
 
     def _watch(self, answer: _Answer, message: Message) -> None:
         if message["type"] == "http.response.start":

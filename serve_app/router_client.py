@@ -23,7 +23,7 @@ from engine import Analysis, AnalysisResult, EngineStopped, Event, Finished, Gen
 from .completions import Caller
 from .config import IngressSettings
 from .errors import KNOWN_ERRORS, RATE_LIMIT, SERVER_ERROR, ApiError, to_api_error
-from .lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, Welcome
+from .lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, ServiceLoad, Welcome, replica_load
 from .replica_reports import short_keys
 from .router_notes import ROUTER_LOST, RouterNotes
 from .routing.messages import Lease, Rejected, RejectionReason, RouteRequest
@@ -63,8 +63,8 @@ class RoutedEngineClient:
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
-        calls = None if router is None else router.options(_by_reference=False)
-        self._notes = RouterNotes(calls, settings)
+        self._status = None if router is None else router.options(_by_reference=False)
+        self._notes = RouterNotes(self._status, settings)
         self._is_ready = False
 
     async def generate(
@@ -100,6 +100,22 @@ class RoutedEngineClient:
             await self.check_ready()
         result: AnalysisResult = await self._calls.analyze.remote(analysis)
         return result
+
+    async def load(self) -> ServiceLoad:
+        """What the router knows of all replicas; where it is away, what one of them says of itself."""
+        if self._status is not None and not self._notes.is_router_away:
+            try:
+                async with asyncio.timeout(self._settings.router_timeout_s):
+                    known: ServiceLoad = await self._status.load.remote()
+                return known
+            except ROUTER_LOST as error:
+                self._notes.find_router(error)
+        try:
+            async with asyncio.timeout(self._settings.ready_timeout_s):
+                used: dict[str, int] = await self._calls.stats.remote()
+        except _NOT_READY as error:
+            raise _not_ready() from error
+        return ServiceLoad(replicas=(replica_load(used),), is_complete=False)
 
     async def check_ready(self) -> None:
         """Raise ApiError 503 unless a replica answers within the timeout."""

@@ -1,26 +1,33 @@
-"""What the routes work with: the service behind them, who asks, and errors as the API shows them."""
+"""What modules of routes work with: the service behind them, who asks, errors, and work that a client may leave."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import Request
 from opentelemetry.trace import Tracer
 
 from engine import NullRecorder, Recorder
 
+from .api_keys import OPEN_PATHS, ApiKeys
 from .completions import Caller, EngineClient
-from .config import Limits
+from .config import CorsSettings, Limits
+from .disconnect import until_disconnect
 from .errors import KNOWN_ERRORS, ApiError, to_api_error
+from .presets import PresetStore
+from .prometheus_text import PrometheusRecorder
 from .tracing import NO_TRACER
 from .translation import Checkpoint
 
 TIMEOUT_HEADER = "x-queue-timeout-seconds"
 """How long a request may wait for a replica. `x-request-timeout-seconds` is Serve's own, for the whole answer."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +43,16 @@ class Service:
     """Takes what HTTP measures."""
     tracer: Tracer = NO_TRACER
     """Makes the spans of HTTP requests."""
-
-
-@contextmanager
-def api_errors() -> Iterator[None]:
-    """Turn exceptions that the error table knows into ApiErrors."""
-    try:
-        yield
-    except KNOWN_ERRORS as error:
-        raise to_api_error(error) from error
+    presets: PresetStore | None = None
+    """Named steering. None: this server keeps none."""
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    """Which pages of other origins may call."""
+    api_keys: ApiKeys | None = None
+    """Whose keys are asked for. None: everybody may call."""
+    open_paths: frozenset[str] = OPEN_PATHS
+    """What needs no key all the same."""
+    metrics: PrometheusRecorder = field(default_factory=PrometheusRecorder)
+    """What `/metrics` tells."""
 
 
 def caller_of(request: Request) -> Caller:
@@ -67,6 +75,21 @@ def caller_of(request: Request) -> Caller:
 
 
 def service_of(request: Request) -> Service:
-    """The service that the application of this request was made with."""
+    """The service that the application was made for."""
     service: Service = request.app.state.service
     return service
+
+
+@contextmanager
+def api_errors() -> Iterator[None]:
+    """Turn exceptions that the error table knows into ApiErrors."""
+    try:
+        yield
+    except KNOWN_ERRORS as error:
+        raise to_api_error(error) from error
+
+
+async def answer_of(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives, cancelled as soon as the client leaves; the request's body must have been read before."""
+    with api_errors():
+        return await until_disconnect(request.receive, work)

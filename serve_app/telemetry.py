@@ -6,14 +6,13 @@ Also what brings the engine's log into that of the replica, and keeps noise out 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from typing import cast
 
 from ray.serve import metrics
 
-from .metrics_table import METRICS, PREFIX
+from .metrics_table import METRICS, PREFIX, is_exported
 
 logger = logging.getLogger("ray.serve")
 
@@ -90,8 +89,7 @@ class ServeRecorder:
 
     def _accepts(self, name: str, kind: str, value: float, labels: dict[str, str]) -> bool:
         """Whether the table has it so; a recorder must never raise, so what it lacks is logged, once."""
-        metric = METRICS.get(name)
-        if metric is not None and metric.kind == kind and set(labels) == set(metric.labels) and math.isfinite(value):
+        if is_exported(name, kind, value, labels):
             return True
         if name not in self._refused:
             self._refused.add(name)

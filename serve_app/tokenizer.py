@@ -102,6 +102,12 @@ class Tokenizer:
         """The text of `token_ids`; bytes that are no character become U+FFFD."""
         return b"".join(map(self.text_bytes, token_ids)).decode("utf-8", "replace")
 
+    def decode_with_special(self, token_ids: Iterable[int]) -> str:
+        """The same with special tokens under their names, so that `encode_with_special` finds them again."""
+        named = self._special_names
+        parts = (named[i].encode() if i in named else self._text_bytes[i] for i in token_ids)
+        return b"".join(parts).decode("utf-8", "replace")
+
 
 def _from_tokenizer_json(file: Path, config: ModelConfig) -> Tokenizer:
     description: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

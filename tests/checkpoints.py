@@ -70,6 +70,11 @@ class Recipe:
         return self.model_config.diff_block_size
 
     @property
+    def chooses_from_concepts(self) -> bool:
+        """Tokens are chosen from concept features, not from the hidden state itself."""
+        return self.concept_config.use_unknown and not self.concept_config.use_epsilon_correction
+
+    @property
     def special_ids(self) -> dict[str, int]:
         """Special tokens at the end of the vocabulary, as published; the mask may be moved."""
         names = ["eos_token_id", "pad_token_id", "bos_token_id", "endofchunk_token_id"]

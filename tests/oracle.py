@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from steerling.attribution.concept_attribution import AttributionAccumulator, _compute_unknown_topk
+from steerling.attribution.input_attribution import FaithfulOutputToInputAttributor, _TraceRecorder
 from steerling.attribution.trace import CommitRecord
 from steerling.configs import GenerationConfig, SteeringConfig
 from steerling.inference.causal_diffusion import GenerationStepInfo, SteerlingGenerator
@@ -49,11 +50,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Overrides:
+    """Weights that are set at masked positions: concept -> weight."""
+
+    known: dict[int, float] = field(default_factory=dict)
+    discovered: dict[int, float] = field(default_factory=dict)
+    is_by_package: bool = False
+    """As the package's `intervene` does; else (new - current weight) * embedding is added before lm_head."""
+
+
+@dataclass(frozen=True)
 class Pass:
     """One dense forward over a whole sequence."""
 
     logits_SV: Tensor
     outputs: InterpretableOutput
+    """Of a pass with overrides by the package, what `intervene` gave; else of the pass without them."""
+    overrides: Overrides = Overrides()
 
 
 @dataclass(frozen=True)
@@ -95,11 +108,17 @@ class Oracle:
 
     def embedding(self, known_id: int) -> Tensor:
         """Embedding (D,) of a known concept."""
-        return self.model.known_head._get_embedding(torch.tensor([known_id]))[0].detach()
+        return self._embedding(self.model.known_head, known_id)
 
     @torch.no_grad()
-    def forward(self, token_ids: Sequence[int], injections: Sequence[tuple[int, Tensor]] = ()) -> Pass:
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        injections: Sequence[tuple[int, Tensor]] = (),
+        overrides: Overrides | None = None,
+    ) -> Pass:
         """Dense forward. Each injection (layer, vector (D,)) is added at masked positions from that layer on."""
+        overrides = overrides or Overrides()
         ids = torch.tensor([list(token_ids)])
         masked = (ids == self.mask_id).unsqueeze(-1)
         with ExitStack() as hooks:
@@ -109,8 +128,41 @@ class Oracle:
                     total = masked * torch.stack(vectors).sum(dim=0)
                     handle = block.register_forward_hook(lambda _m, _a, out, total=total: out + total)
                     hooks.callback(handle.remove)
-            logits, outputs = self.model(ids, minimal_output=True)
-        return Pass(logits[0], outputs)
+            if overrides.is_by_package:
+                logits, outputs = self.model.intervene(
+                    ids, known=overrides.known, unknown=overrides.discovered, positions=masked[..., 0]
+                )
+            else:
+                logits, outputs = self.model(ids, minimal_output=True)
+        if not overrides.is_by_package and (overrides.known or overrides.discovered):
+            change = masked * self._change(outputs.hidden, overrides)
+            logits = self.model.transformer.lm_head(outputs.composed + change)
+        return Pass(logits[0], outputs, overrides)
+
+    def _change(self, hidden: Tensor, overrides: Overrides) -> Tensor:
+        """Sum of (new - current weight) * embedding, with every weight of the head at hand."""
+        change = torch.zeros_like(hidden)
+        for head, wanted in (
+            (self.model.known_head, overrides.known),
+            (self.model.unknown_head, overrides.discovered),
+        ):
+            for concept, weight in wanted.items():
+                current = self.weights(head, hidden)[..., concept, None]
+                change = change + (weight - current) * self._embedding(head, concept)
+        return change
+
+    @staticmethod
+    def weights(head: Any, hidden: Tensor) -> Tensor:
+        """Sigmoids of all of a head's concepts at hidden states (..., D)."""
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        ids = torch.arange(head.n_concepts).expand(len(flat), -1)
+        weights: Tensor = head.compute_logits_for_indices(flat, ids).sigmoid()
+        return weights.reshape(*hidden.shape[:-1], -1)
+
+    @staticmethod
+    def _embedding(head: Any, concept: int) -> Tensor:
+        embedding: Tensor = head._get_embedding(torch.tensor([concept]))[0].detach()
+        return embedding
 
     def choice(self, seen: Pass, position: int, token_id: int, step: int, confidence: float | None = None) -> Choice:
         """Everything the pass says about choosing this token there."""
@@ -131,21 +183,46 @@ class Oracle:
         outputs, concept = seen.outputs, self.recipe.concept_config
         hidden_D, target_D = outputs.hidden[0, position], self.lm_head_VD[token_id]
         num_known = min(concept.topk_known or concept.n_concepts, concept.topk_known_features or concept.n_concepts)
-        known = self._top_contributions(self.model.known_head, hidden_D, target_D, num_known)
+        overrides = seen.overrides
+        known = self._top_contributions(self.model.known_head, hidden_D, target_D, num_known, overrides.known)
         discovered = {}
         features = outputs.known_features[0, position]
         if self.model.unknown_head is not None:
             num_discovered = concept.unknown_topk or 64
-            discovered = self._top_contributions(self.model.unknown_head, hidden_D, target_D, num_discovered)
+            discovered = self._top_contributions(
+                self.model.unknown_head, hidden_D, target_D, num_discovered, overrides.discovered
+            )
             features = features + outputs.unk_hat[0, position]
         parts = sum(c for _, c in known.values()) + sum(c for _, c in discovered.values())
         is_whole = concept.use_epsilon_correction and self._reports_all_active()
+        # Without overrides this is the hidden state itself.
+        whole_D = outputs.composed[0, position] if overrides.is_by_package else hidden_D
+        features = features + self._taken_from_rest(hidden_D, overrides)
         return Attribution(
             known=known,
             discovered=discovered,
             epsilon=float(seen.logits_SV[position, token_id]) - parts,
-            epsilon_by_vector=float((hidden_D - features) @ target_D) if is_whole else None,
+            epsilon_by_vector=float((whole_D - features) @ target_D) if is_whole else None,
         )
+
+    def _taken_from_rest(self, hidden_D: Tensor, overrides: Overrides) -> Tensor:
+        """What overrides took away that no active concept had: the current weights of concepts outside the top k.
+
+        The package's small heads, told to set a weight, sum all weights anew and take nothing away.
+        """
+        concept = self.recipe.concept_config
+        total_D = torch.zeros_like(hidden_D)
+        for head, wanted, k in (
+            (self.model.known_head, overrides.known, concept.topk_known),
+            (self.model.unknown_head, overrides.discovered, concept.unknown_topk),
+        ):
+            if not wanted or (overrides.is_by_package and not head._is_large):
+                continue
+            weight_N = self.weights(head, hidden_D)
+            active = set(weight_N.sort(descending=True, stable=True).indices[: k or head.n_concepts].tolist())
+            for one in wanted.keys() - active:
+                total_D = total_D + weight_N[one] * self._embedding(head, one)
+        return total_D
 
     def _reports_all_active(self) -> bool:
         concept = self.recipe.concept_config
@@ -154,12 +231,21 @@ class Oracle:
         return known and (discovered or (concept.n_unknown_concepts or 0) <= (concept.unknown_topk or 64))
 
     @staticmethod
-    def _top_contributions(head: Any, hidden_D: Tensor, target_D: Tensor, k: int) -> dict[int, tuple[float, float]]:
-        """Scores every concept of a head and keeps the k largest logits; ties go to the lowest id."""
+    def _top_contributions(
+        head: Any, hidden_D: Tensor, target_D: Tensor, k: int, overrides: dict[int, float]
+    ) -> dict[int, tuple[float, float]]:
+        """Scores every concept of a head and keeps the k largest logits; ties go to the lowest id.
+
+        Those whose weight is set come with it, whether they are among the k or not.
+        """
         ids = torch.arange(head.n_concepts)
         logits = head.compute_logits_for_indices(hidden_D.unsqueeze(0), ids.unsqueeze(0))[0]
+        weights = logits.sigmoid()
         top = logits.sort(descending=True, stable=True).indices[:k]
-        weights = logits[top].sigmoid()
+        if overrides:
+            weights[list(overrides)] = torch.tensor(list(overrides.values()))
+            top = torch.tensor(sorted({*top.tolist(), *overrides}))
+        weights = weights[top]
         contributions = weights * (head._get_embedding(top) @ target_D)
         rows = zip(top.tolist(), weights.tolist(), contributions.tolist(), strict=True)
         return {concept: (weight, contribution) for concept, weight, contribution in rows}
@@ -248,3 +334,29 @@ class Oracle:
             )
             for p in kept
         }
+
+    def input_attributions(
+        self, prompt: Sequence[int], max_tokens: int, *, tokens_per_step: int = 1, num_steps: int, every: int
+    ) -> dict[int, tuple[int, list[float]]]:
+        """The package's integrated gradients over its own greedy generation: position -> (token, contributions).
+
+        Of each `every`-th denoising step. Prompt and max_tokens must be multiples of the block.
+        """
+        assert len(prompt) % self.block == 0 and max_tokens % self.block == 0
+        config = GenerationConfig(
+            max_new_tokens=max_tokens,
+            steps=max_tokens // tokens_per_step,
+            temperature=0.0,
+            use_entropy_sampling=False,
+            repetition_penalty=1.0,
+        )
+        attributor, recorder = FaithfulOutputToInputAttributor.from_generator(self.generator), _TraceRecorder()
+        ids = torch.tensor([list(prompt)], dtype=torch.long).reshape(1, -1)
+        self.generator.generate_full(ids, config, step_callback=recorder)
+        trace = attributor._build_trace(ids, config, recorder.groups)
+        # What it sees was fixed when it was built; this only says for which steps it is asked.
+        trace.groups[:] = trace.groups[every - 1 :: every]
+        found = attributor.attribute_from_trace(trace, n_steps=num_steps)
+        positions, tokens = found.target_positions.tolist(), found.target_token_ids.tolist()
+        rows = zip(tokens, found.attributions.tolist(), strict=True)
+        return dict(zip(positions, rows, strict=True))

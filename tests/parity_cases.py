@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from steerling.configs import SteeringConfig
 
 from engine import (
+    AttributeInputs,
     AttributionParams,
     Engine,
     EngineConfig,
@@ -20,6 +21,8 @@ from engine import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    WeightOverride,
+    trace_of,
 )
 from engine.decoding.random import uniform as uniform_tensor
 from tests.checkpoints import Recipe
@@ -53,6 +56,13 @@ class Setting:
 def inject(**values: Any) -> Intervention:
     return Intervention(**{"concept_ids": (3,), "strength": 6.0, "layer": 1, **values})
 
+
+OVERRIDES = (
+    WeightOverride(concept_id=2, weight=4.0),
+    WeightOverride(concept_id=11, weight=0.0),
+    WeightOverride(concept_id=4, head="discovered", weight=-3.0),
+    WeightOverride(concept_id=0, head="discovered", weight=0.5),
+)
 
 SETTINGS = {
     "greedy": Setting(),
@@ -122,6 +132,30 @@ SETTINGS = {
         steering=SteeringParams(interventions=(inject(schedule="hard_cutoff", cutoff_tokens=5),)),
         is_known_to_package=False,
     ),
+    "overrides": Setting(steering=SteeringParams(overrides=OVERRIDES), is_known_to_package=False),
+    "overrides, steered, entropy bound": Setting(
+        sampling={"policy": "entropy_bound", "entropy_bound": 2.0, "repetition_penalty": 1.1},
+        steering=SteeringParams(
+            interventions=(inject(),), suppress=(Suppression(concept_id=2, strength=2.0),), overrides=OVERRIDES[1:]
+        ),
+        is_known_to_package=False,
+    ),
+    "overrides as the package's": Setting(
+        steering=SteeringParams(overrides=OVERRIDES, override_mode="reference"), is_known_to_package=False
+    ),
+    "overrides as the package's, steered and sampled": Setting(
+        sampling={"temperature": 0.9, "seed": 4, "tokens_per_step": 2, "repetition_penalty": 1.2},
+        steering=SteeringParams(
+            interventions=(inject(strength=3.0),),
+            suppress=(Suppression(concept_id=4, strength=1.0),),
+            overrides=OVERRIDES[:2],
+            override_mode="reference",
+        ),
+        is_known_to_package=False,
+    ),
+    "discovered overrides as the package's": Setting(
+        steering=SteeringParams(overrides=OVERRIDES[2:], override_mode="reference"), is_known_to_package=False
+    ),
 }
 
 
@@ -160,11 +194,21 @@ def cases(recipe: Recipe) -> list[Case]:
                 prompt_token_ids=recipe.plain_ids(num_prompt, seed=index),
                 max_tokens=recipe.block if is_on_grid else recipe.block + recipe.block // 2 + 1,
                 sampling=sampling,
-                steering=setting.steering,
+                steering=fitting(recipe, setting.steering),
                 attribution=AttributionParams(),
             )
             made.append(Case(length, name, request, is_on_grid))
     return made
+
+
+def fitting(recipe: Recipe, steering: SteeringParams | None) -> SteeringParams | None:
+    """The steering as far as a checkpoint can be told it."""
+    if steering is None:
+        return None
+    concept = recipe.concept_config
+    kept = tuple(one for one in steering.overrides if one.head == "known" or concept.use_unknown)
+    mode = "delta" if concept.topk_on_logits else steering.override_mode
+    return replace(steering, overrides=kept, override_mode=mode)
 
 
 def uniform(seed: int, position: int, choice_index: int) -> float:
@@ -197,4 +241,35 @@ def compare(oracle: Oracle, case: Case, output: Output) -> Comparison:
             steering=setting.package_steering,
         )
         result.add(compare_commits(output.commits, choices))
+    return result
+
+
+def compare_inputs(oracle: Oracle, engine: Engine, *, tokens_per_step: int, num_steps: int = 3) -> Comparison:
+    """What inputs contributed, against the package's integrated gradients; of two steps in each of two blocks.
+
+    Layouts agree where the prompt and the text fill whole blocks.
+    """
+    recipe, block = oracle.recipe, oracle.block
+    request = GenerateRequest(
+        prompt_token_ids=recipe.plain_ids(block),
+        max_tokens=2 * block,
+        sampling=SamplingParams(**{**GREEDY, "tokens_per_step": tokens_per_step}),
+    )
+    (output,) = engine.generate([request])
+    theirs = oracle.input_attributions(
+        request.prompt_token_ids,
+        request.max_tokens,
+        tokens_per_step=tokens_per_step,
+        num_steps=num_steps,
+        every=block // 2 // tokens_per_step,
+    )
+    ask = AttributeInputs(trace=trace_of(request, output), targets=tuple(theirs), num_steps=num_steps)
+    found = engine.analyze(ask)
+    result = Comparison(num_commits=len(found.targets))
+    assert [target.position for target in found.targets] == sorted(theirs)
+    for target in found.targets:
+        token_id, contributions = theirs[target.position]
+        assert target.token_id == token_id
+        for ours, one in zip(target.contributions, contributions, strict=True):
+            result.note("input contribution", ours, one)
     return result

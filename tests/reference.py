@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.output import FinishReason
-from engine.request import GenerateRequest, SamplingParams
-from tests.oracle import Choice, Oracle
+from engine.request import GenerateRequest, SamplingParams, SteeringParams
+from tests.oracle import Choice, Oracle, Overrides
 
 Uniform = Callable[[int, int, int], float]
 """(seed, absolute position, choice index) -> a number in [0, 1)."""
@@ -43,6 +43,7 @@ def generate(model: Oracle, request: GenerateRequest, uniform: Uniform | None = 
     ends = end_token_ids(model, sampling)
     result, end = Generation(), total
     steering, suppression_V = resolve_steering(model, request), suppression(model, request)
+    overrides = weight_overrides(request)
     for start in range(len(prompt) // model.block * model.block, total, model.block):
         stop = min(start + model.block, total)
         while masked := [p for p in range(start, stop) if ids[p] == model.mask_id]:
@@ -53,7 +54,7 @@ def generate(model: Oracle, request: GenerateRequest, uniform: Uniform | None = 
                 if cutoff is None or num_committed < cutoff
             ]
             # Later blocks are invisible to this one, so leaving them out changes nothing.
-            seen = model.forward(ids[:stop], injections)
+            seen = model.forward(ids[:stop], injections, overrides)
             present = set(ids)
             scores = {p: adjusted(seen.logits_SV[p], model, request, p, present, ends, suppression_V) for p in masked}
             confidence = {p: float(scores[p].softmax(dim=-1).max()) for p in masked}
@@ -202,3 +203,14 @@ def suppression(model: Oracle, request: GenerateRequest) -> Tensor:
     for one in request.steering.suppress if request.steering else ():
         total_V += one.strength * (model.lm_head_VD @ model.embedding(one.concept_id)).clamp_min(0.0)
     return total_V
+
+
+def weight_overrides(request: GenerateRequest) -> Overrides:
+    """The weights that the request sets, by head."""
+    steering = request.steering or SteeringParams()
+    known, discovered = (
+        {one.concept_id: one.weight for one in steering.overrides if one.head == head}
+        for head in ("known", "discovered")
+    )
+    is_by_package = steering.override_mode == "reference" and bool(steering.overrides)
+    return Overrides(known, discovered, is_by_package)

@@ -124,6 +124,12 @@ ERRORS = Dashboard(
             queries=(Query(rate(app("ingress_requests_total"), "route"), "{{route}}"),),
         ),
         Panel(
+            title="Open requests",
+            description="HTTP requests that are being answered or wait, by ingress replica.",
+            unit="short",
+            queries=(Query(f"sum by (replica) ({app('ingress_open_requests')})", "{{replica}}"),),
+        ),
+        Panel(
             title="Errors by code",
             description="The `code` of the error's body. Codes of bad requests are the clients' affair.",
             unit="reqps",

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from ..analysis import Analysis, EmbedTokens, EstimateLikelihood, InspectTokens, ScoreTokens
+from ..analysis import (
+    Analysis,
+    AttributeInputs,
+    EmbedTokens,
+    EstimateLikelihood,
+    InspectTokens,
+    ReplayTrace,
+    ScoreTokens,
+)
 from ..errors import Unsupported
 from ..runner.model_runner import ModelRunner
 from ..scheduling import Scheduler
 from .embed import start_embedding
+from .input_attribution import attribute_inputs
 from .inspect import start_inspection
 from .likelihood import start_likelihood
+from .replaying import replay_trace
 from .score import start_scores
 from .texts import Slices, Tools
 
@@ -25,5 +35,9 @@ def start_analysis(analysis: Analysis, runner: ModelRunner, scheduler: Scheduler
             return start_embedding(analysis, tools)
         case InspectTokens():
             return start_inspection(analysis, tools)
+        case AttributeInputs():
+            return attribute_inputs(analysis, runner)
+        case ReplayTrace():
+            return replay_trace(analysis, runner)
         case _:
             raise Unsupported(f"{type(analysis).__name__} is not served yet")

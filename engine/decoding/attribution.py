@@ -8,10 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..model.concept_heads import ConceptHead
 from ..model.steerling import SteerlingModel
+from .overrides import OverridePlan, SetWeights, is_any_of
+
+NOTHING = -1
+"""Instead of a concept's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +24,9 @@ class HeadExplanation:
     """One head's part, largest absolute contribution first."""
 
     ids_MK: Tensor
-    """int64, local to the head."""
+    """int64, local to the head. `NOTHING` for an entry that reports no concept: those come last."""
     weights_MK: Tensor
-    """float32 sigmoids."""
+    """float32: sigmoids, or what the request sets."""
     contributions_MK: Tensor
     """float32: weight * (embedding . W[token])."""
     total_M: Tensor
@@ -38,30 +43,61 @@ class Explanation:
     """float32: target logit minus all reported contributions."""
 
 
-def explain(model: SteerlingModel, hidden_MD: Tensor, token_id_M: Tensor, target_logit_M: Tensor) -> Explanation:
+def explain(
+    model: SteerlingModel,
+    hidden_MD: Tensor,
+    token_id_M: Tensor,
+    target_logit_M: Tensor,
+    overrides: OverridePlan | None = None,
+) -> Explanation:
     """Explain M committed tokens from their committing passes' hidden states.
 
     `token_id_M` int64, `target_logit_M` float32 raw logits. A checkpoint without a discovered head reports K = 0.
+    `overrides` is what the tokens' request sets: `hidden_MD` is without them, the logits are with them. Concepts that
+    are set are reported beside those that the head finds, with the weights they are set to.
     """
     concept = model.config.concept
     token_vector_MD = model.transformer.token_vectors_VD[token_id_M]
-    known = _explain_head(model.known_head, hidden_MD, token_vector_MD, concept.num_reported_known)
+    known = _explain_head(
+        model.known_head,
+        hidden_MD,
+        token_vector_MD,
+        concept.num_reported_known,
+        None if overrides is None else overrides.known,
+    )
     if model.discovered_head is None:
         none = target_logit_M.new_zeros(target_logit_M.shape[0], 0)
         discovered = HeadExplanation(
             ids_MK=none.long(), weights_MK=none, contributions_MK=none, total_M=none.sum(dim=-1)
         )
     else:
-        discovered = _explain_head(model.discovered_head, hidden_MD, token_vector_MD, concept.num_reported_discovered)
+        discovered = _explain_head(
+            model.discovered_head,
+            hidden_MD,
+            token_vector_MD,
+            concept.num_reported_discovered,
+            None if overrides is None else overrides.discovered,
+        )
     epsilon_M = target_logit_M - (known.total_M + discovered.total_M)
     return Explanation(known=known, discovered=discovered, epsilon_M=epsilon_M)
 
 
-def _explain_head(head: ConceptHead, hidden_MD: Tensor, token_vector_MD: Tensor, k: int) -> HeadExplanation:
+def _explain_head(
+    head: ConceptHead, hidden_MD: Tensor, token_vector_MD: Tensor, k: int, wanted: SetWeights | None
+) -> HeadExplanation:
     ids_MK, logits_MK = head.top_k(hidden_MD, k)
     weights_MK = logits_MK.sigmoid()
+    is_nothing_MK = torch.zeros_like(ids_MK, dtype=torch.bool)
+    if wanted is not None:
+        # What the head finds of a concept that is set gives way to what it is set to.
+        is_nothing_MK = F.pad(is_any_of(ids_MK, wanted.id_K), (0, len(wanted.id_K)))
+        ids_MK = torch.cat((ids_MK, wanted.id_K.expand(len(ids_MK), -1)), dim=-1)
+        weights_MK = torch.cat((weights_MK, wanted.weight_K.expand(len(ids_MK), -1)), dim=-1)
     contributions_MK = weights_MK * head.alignments(ids_MK, token_vector_MD)
-    order = contributions_MK.abs().sort(dim=-1, descending=True, stable=True).indices
+    contributions_MK = contributions_MK.masked_fill(is_nothing_MK, 0.0)
+    ids_MK = ids_MK.masked_fill(is_nothing_MK, NOTHING)
+    size_MK = contributions_MK.abs().masked_fill(is_nothing_MK, -1.0)
+    order = size_MK.sort(dim=-1, descending=True, stable=True).indices
     contributions_MK = contributions_MK.gather(1, order)
     return HeadExplanation(
         ids_MK=ids_MK.gather(1, order),

@@ -20,6 +20,7 @@ from ..request import (
     SteeringParams,
     Suppression,
 )
+from .overrides import OverridePlan, plan_overrides
 
 if HAS_TRITON:
     from .kernels import steering as kernels
@@ -46,6 +47,13 @@ class SteeringPlan:
     """int64: the group acts while fewer tokens are committed."""
     suppression_V: Tensor | None
     """float32, subtracted from the logits; None without suppression."""
+    overrides: OverridePlan | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """All that it holds on the device."""
+        suppression = [] if self.suppression_V is None else [self.suppression_V]
+        overrides = [] if self.overrides is None else self.overrides.tensors()
+        return [self.vector_GD, self.layer_G, self.cutoff_G, *suppression, *overrides]
 
 
 def plan_steering(model: SteerlingModel, steering: SteeringParams | None) -> SteeringPlan:
@@ -78,6 +86,7 @@ def plan_steering(model: SteerlingModel, steering: SteeringParams | None) -> Ste
         layer_G=torch.tensor([layer for layer, _ in groups], dtype=torch.int64, device=device),
         cutoff_G=torch.tensor([cutoff for _, cutoff in groups], dtype=torch.int64, device=device),
         suppression_V=suppression(model, steering.suppress) if steering.suppress else None,
+        overrides=plan_overrides(steering, device),
     )
 
 

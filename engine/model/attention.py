@@ -38,8 +38,11 @@ def block_causal_mask(length: int, block_size: int, device: torch.device | None 
 def dense_block_causal_attention(q_RSHE: Tensor, k_RSGE: Tensor, v_RSGE: Tensor, block_size: int) -> Tensor:
     """Attention of complete sequences to themselves, block-causal. Returns y_RSHE. Differentiable."""
     mask_SS = block_causal_mask(q_RSHE.shape[1], block_size, q_RSHE.device)
+    # Heads are repeated, not shared by enable_gqa: with a mask, that leaves only a kernel which holds all S x S scores.
+    num_sharing = q_RSHE.shape[2] // k_RSGE.shape[2]
+    k_RSHE, v_RSHE = (x.repeat_interleave(num_sharing, dim=2) for x in (k_RSGE, v_RSGE))
     y_RHSE = F.scaled_dot_product_attention(
-        q_RSHE.transpose(1, 2), k_RSGE.transpose(1, 2), v_RSGE.transpose(1, 2), attn_mask=mask_SS, enable_gqa=True
+        q_RSHE.transpose(1, 2), k_RSHE.transpose(1, 2), v_RSHE.transpose(1, 2), attn_mask=mask_SS
     )
     return y_RHSE.transpose(1, 2)
 

@@ -112,6 +112,12 @@ class ConceptHead(nn.Module):
         logits_MK = torch.einsum("mq,mkq->mk", query_MQ, rows_MKQ) * self.scale
         return logits_MK.clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
 
+    def logits_of(self, hidden_MD: Tensor, ids_K: Tensor) -> Tensor:
+        """Clamped logits of the same concepts in every state, float32 logits_MK."""
+        rows_KQ = F.embedding(ids_K, self._table()).float()
+        logits_MK = self._query(hidden_MD).float() @ rows_KQ.T * self.scale
+        return logits_MK.clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
+
     def alignments(self, ids_MK: Tensor, vectors_MD: Tensor) -> Tensor:
         """Dot product of each concept's embedding with a vector, float32 [M, K]."""
         vectors_MF = vectors_MD.float() if self.basis is None else self.product(vectors_MD, self.basis.weight.T)
@@ -122,9 +128,12 @@ class ConceptHead(nn.Module):
         if k is None:
             return self._all_features(hidden_MD).to(hidden_MD.dtype)
         ids_MK, logits_MK = self.top_k(hidden_MD, k)
+        return self.mix(ids_MK, logits_MK.sigmoid()).to(hidden_MD.dtype)
+
+    def mix(self, ids_MK: Tensor, weights_MK: Tensor) -> Tensor:
+        """Sum of weight * embedding over each state's concepts, [M, D] in the embeddings' dtype."""
         stored_MKF = self._stored(ids_MK)
-        weights_MK = logits_MK.sigmoid().to(stored_MKF.dtype)
-        return self._expand(torch.einsum("mk,mkf->mf", weights_MK, stored_MKF)).to(hidden_MD.dtype)
+        return self._expand(torch.einsum("mk,mkf->mf", weights_MK.to(stored_MKF.dtype), stored_MKF))
 
     def _all_features(self, hidden_MD: Tensor) -> Tensor:
         query_MQ, stored_NF = self._query(hidden_MD), self._stored.weight

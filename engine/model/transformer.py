@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from .attention import dense_block_causal_attention
@@ -177,24 +178,44 @@ class Transformer(nn.Module):
         self, token_ids_RC: Tensor, positions_RC: Tensor, attend: Attend, inject: Inject | None = None
     ) -> Tensor:
         """Hidden states after the final norm, hidden_RCD. Token ids and positions are int64."""
-        x_RCD = self.embedding(token_ids_RC)
-        for index, layer in enumerate(self.layers):
-            x_RCD = layer(x_RCD, positions_RC, self.rotary, attend, index)
-            if inject is not None:
-                x_RCD = inject(index, x_RCD)
-        hidden_RCD: Tensor = self.final_norm(x_RCD)
-        return hidden_RCD
+        return self._through_layers(self.embedding(token_ids_RC), positions_RC, attend, inject)
 
     def dense(self, token_ids_RS: Tensor, inject: Inject | None = None) -> Tensor:
         """Hidden states hidden_RSD of complete sequences from position 0. Differentiable."""
+        return self.dense_from_embeddings(self.embedding(token_ids_RS), inject)
+
+    def dense_from_embeddings(
+        self, embeddings_RSD: Tensor, inject: Inject | None = None, *, recomputes: bool = False
+    ) -> Tensor:
+        """What `dense` gives for embeddings, of tokens or of anything between, in the model's dtype.
+
+        `recomputes`: for gradients only the input of each layer is kept, and its forward pass is done again, so that
+        memory holds the inside of one layer at a time.
+        """
         block_size = self.config.diff_block_size
 
         def attend(layer: int, q_RSHE: Tensor, k_RSGE: Tensor, v_RSGE: Tensor) -> Tensor:
             return dense_block_causal_attention(q_RSHE, k_RSGE, v_RSGE, block_size)
 
-        positions_RS = torch.arange(token_ids_RS.shape[1], device=token_ids_RS.device).expand_as(token_ids_RS)
-        hidden_RSD: Tensor = self(token_ids_RS, positions_RS, attend, inject)
-        return hidden_RSD
+        num_rows, length = embeddings_RSD.shape[:2]
+        positions_RS = torch.arange(length, device=embeddings_RSD.device).expand(num_rows, length)
+        return self._through_layers(embeddings_RSD, positions_RS, attend, inject, recomputes=recomputes)
+
+    def _through_layers(
+        self, x_RCD: Tensor, positions_RC: Tensor, attend: Attend, inject: Inject | None, *, recomputes: bool = False
+    ) -> Tensor:
+        def through(index: int, x_RCD: Tensor) -> Tensor:
+            x_RCD = self.layers[index](x_RCD, positions_RC, self.rotary, attend, index)
+            return x_RCD if inject is None else inject(index, x_RCD)
+
+        for index in range(len(self.layers)):
+            if recomputes:
+                # Nothing in a layer is random, and to keep the generators' states would wait for the device.
+                x_RCD = checkpoint(through, index, x_RCD, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_RCD = through(index, x_RCD)
+        hidden_RCD: Tensor = self.final_norm(x_RCD)
+        return hidden_RCD
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the real vocabulary, in hidden's dtype: [..., D] -> [..., vocab_size]."""

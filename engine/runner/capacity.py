@@ -8,7 +8,7 @@ from ..config import EngineConfig, ModelConfig
 from ..model.quantization import quantized_bytes
 from ..model.steerling import SteerlingModel
 from ..model.weights import VOCAB_MULTIPLE
-from .kv_cache import page_bytes, pages_that_fit, pass_bytes
+from .kv_cache import page_bytes, pages_that_fit, pass_bytes, replay_bytes, replay_context
 from .lanes import Lanes
 from .memory import MemoryPlan
 
@@ -45,6 +45,7 @@ def plan_memory(config: ModelConfig, engine: EngineConfig, *, total: int) -> Mem
         num_pages=num_pages,
         num_spare_pages=num_spare,
         pass_reserve=pass_bytes(config, engine.max_rows, dtype),
+        replay_reserve=replay_bytes(config, replay_context(config, engine), dtype),
         graphs=0,
         total=total,
     )

@@ -5,14 +5,16 @@ Shapes: M commits, K concepts of a head, F fields of a packed explanation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..decoding import attribution
+from ..decoding.overrides import OverridePlan
 from ..model.steerling import SteerlingModel
 from ..output import ConceptContribution, TokenAttribution
 from .lanes import Lanes
@@ -70,16 +72,24 @@ class Explainer:
         The kept hidden states are taken before any pass that is launched later can overwrite them.
         """
         parts = []
-        for start in range(0, len(kept), self._at_once):
-            part = slice(start, start + self._at_once)
+        for part, overrides in self._alike(kept):
             # Most requests want a few concepts of some hundred: the others are not looked at.
             most = None if None in top_k[part] else max(k for k in top_k[part] if k is not None)
-            packed, num_known = self._run(kept[part], most)
+            packed, num_known = self._run(kept[part], most, overrides)
             parts.append(_Part(HostCopy(packed[: len(kept[part])]), num_known, most, top_k[part]))
         return ExplanationInFlight(parts)
 
-    def _run(self, kept: list[KeptCommit], most: int | None) -> tuple[Tensor, int]:
-        if self._graphs:
+    def _alike(self, kept: list[KeptCommit]) -> Iterator[tuple[slice, OverridePlan | None]]:
+        """Neighbours that can be explained at once: those of one lane that sets concept weights, or of no such lane."""
+        start = 0
+        for overrides, commits in groupby(kept, key=lambda commit: self._lanes.overrides(commit.lane)):
+            stop = start + sum(1 for _ in commits)
+            for first in range(start, stop, self._at_once):
+                yield slice(first, min(first + self._at_once, stop)), overrides
+            start = stop
+
+    def _run(self, kept: list[KeptCommit], most: int | None, overrides: OverridePlan | None) -> tuple[Tensor, int]:
+        if self._graphs and overrides is None:
             size = next(size for size in self._graphs if size >= len(kept))
             captured = self._graphs[size]
             captured.inputs_M4.copy_(_pinned(kept, size), non_blocking=True)
@@ -87,7 +97,7 @@ class Explainer:
             return captured.packed_MF, self._num_known
         size = self._at_once if self._is_padded else len(kept)
         inputs_M4 = to_device(_numbers(kept, size), torch.float64, self._lanes.device)
-        return _pack(_explain(self._model, self._lanes, inputs_M4), most)
+        return _pack(_explain(self._model, self._lanes, inputs_M4, overrides), most)
 
     def _capture(self, size: int, stream: torch.cuda.Stream, pool: Any) -> _Captured:
         nobody = [KeptCommit(self._lanes.idle_lane, 0, 0, 0.0)]
@@ -147,11 +157,13 @@ def _pinned(kept: list[KeptCommit], size: int) -> Tensor:
 
 
 @torch.no_grad()
-def _explain(model: SteerlingModel, lanes: Lanes, inputs_M4: Tensor) -> attribution.Explanation:
+def _explain(
+    model: SteerlingModel, lanes: Lanes, inputs_M4: Tensor, overrides: OverridePlan | None = None
+) -> attribution.Explanation:
     # One copy brings all: float64 holds ids and float32 logits exactly.
     lane_M, position_M, token_M, target_M = inputs_M4.unbind(dim=1)
     hidden_MD = lanes.hidden_NCD[lane_M.long(), lanes.hidden_place(position_M.long())]
-    return attribution.explain(model, hidden_MD, token_M.long(), target_M.float())
+    return attribution.explain(model, hidden_MD, token_M.long(), target_M.float(), overrides)
 
 
 def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tensor, int]:
@@ -190,4 +202,8 @@ def _attributions(part: _Part) -> list[TokenAttribution]:
 
 def _contributions(values: list[float], most: int | None) -> tuple[ConceptContribution, ...]:
     items = zip(values[::3], values[1::3], values[2::3], strict=True)
-    return tuple(ConceptContribution(int(id_), weight, amount) for id_, weight, amount in islice(items, most))
+    return tuple(
+        ConceptContribution(int(id_), weight, amount)
+        for id_, weight, amount in islice(items, most)
+        if id_ != attribution.NOTHING
+    )

@@ -2,7 +2,8 @@
 
 A pass replays two: the layers', for its length of page table, and the choice's, for its number of picks a row. They
 meet in a canvas that all buckets share, as they share the logits. Whatever else a pass needs it finds in the lanes, so
-no mix of phases, steering, attribution, policies or sampling ever needs another graph.
+no mix of phases, steering, attribution, policies or sampling ever needs another graph. Only where a row sets concept
+weights is the choice made kernel by kernel, because what is to be done then differs from request to request.
 
 Shapes: R rows, C canvas positions, D model width, W padded vocabulary.
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from ..decoding.overrides import OverridePlan
 from .batch import Batch, RowTensors, pack_rows, packed_size
 from .passes import Canvas, Decision, PassProgram
 
@@ -94,8 +96,11 @@ class GraphedPasses:
         num_graphs = sum(len(bucket.layers) + len(bucket.choices) for bucket in self._buckets.values())
         logger.info("captured %d graphs in %.1f s", num_graphs, time.monotonic() - started)
 
-    def run(self, batch: Batch) -> Decision | None:
-        """Run a pass; the decision's tensors are overwritten by a later one. None if no row chooses tokens."""
+    def run(self, batch: Batch, overrides: Mapping[int, OverridePlan]) -> Decision | None:
+        """Run a pass; the decision's tensors are overwritten by a later one. None if no row chooses tokens.
+
+        `overrides`: the concept weights that rows set, by row.
+        """
         num_rows = _first_at_least(self._rows, len(batch.rows))
         table_length = _first_at_least(self._table_lengths, batch.num_pages)
         bucket = self._buckets[num_rows]
@@ -107,6 +112,9 @@ class GraphedPasses:
         if batch.num_denoise == 0:
             return None
         num_picks = _first_at_least(self._picks_for(batch.predicts), batch.num_picks)
+        if overrides:
+            # With the very shapes of the graph, for which all kernels are compiled.
+            return self._decide(bucket.fields, num_rows, num_picks, batch.predicts, overrides)
         graph, decision = bucket.choices[num_picks, batch.predicts]
         graph.replay()
         return decision
@@ -134,13 +142,28 @@ class GraphedPasses:
             for num_picks in self._picks_for(predicts):
 
                 def choice(num_picks: int = num_picks, predicts: bool = predicts) -> Decision:
-                    rows = RowTensors.unpack(fields, num_rows)
-                    return program.decide(
-                        rows, canvas, num_rows, num_picks, predicts=predicts, logits_out=self._logits_RCW[:num_rows]
-                    )
+                    return self._decide(fields, num_rows, num_picks, predicts)
 
                 bucket.choices[num_picks, predicts] = self._capture(choice)
         return bucket
+
+    def _decide(
+        self,
+        fields: Tensor,
+        num_rows: int,
+        num_picks: int,
+        predicts: bool,
+        overrides: Mapping[int, OverridePlan] | None = None,
+    ) -> Decision:
+        return self._program.decide(
+            RowTensors.unpack(fields, num_rows),
+            self._canvas.first(num_rows),
+            num_rows,
+            num_picks,
+            predicts=predicts,
+            logits_out=self._logits_RCW[:num_rows],
+            overrides=overrides,
+        )
 
     def _make_canvas(self, num_rows: int) -> Canvas:
         lanes, config = self._program.lanes, self._program.config

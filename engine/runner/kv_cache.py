@@ -20,6 +20,14 @@ _KEY_COPIES = 2
 _MLP_COPIES = 5
 _HIDDEN_COPIES = 12
 _EMBEDDING_COPIES = 4
+# The same of a replayed trace's slice with gradients: in a layer whose forward pass is done again and undone.
+_REPLAYED_MLP_COPIES = 8
+_REPLAYED_HIDDEN_COPIES = 30
+_MASK_COPIES = 3
+_REPLAYED_LOGIT_COPIES = 4
+
+REPLAYED_COMMITS = 64
+"""Commits of a replayed trace whose logits over the vocabulary are there at a time."""
 
 
 def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -34,11 +42,34 @@ def pass_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
     keys = 2 * max_rows * config.block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
     inner = _MLP_COPIES * config.mlp_width + _HIDDEN_COPIES * config.n_embd
     logits = _LOGIT_COPIES * config.vocab_size
-    num_embeddings = 0
-    if config.needs_heads_for_tokens:
-        num_embeddings = max(config.concept.num_active_known, config.concept.num_reported_discovered)
-    embeddings = _EMBEDDING_COPIES * num_embeddings * config.n_embd
-    return _KEY_COPIES * keys + num_positions * torch.float32.itemsize * (inner + logits + embeddings)
+    return _KEY_COPIES * keys + num_positions * torch.float32.itemsize * (inner + logits + _embedding_floats(config))
+
+
+def _embedding_floats(config: ModelConfig) -> int:
+    """Numbers that choosing one token from concept features gathers; 0 where tokens are chosen from hidden states."""
+    if not config.needs_heads_for_tokens:
+        return 0
+    num_embeddings = max(config.concept.num_active_known, config.concept.num_reported_discovered)
+    return _EMBEDDING_COPIES * num_embeddings * config.n_embd
+
+
+def replay_context(config: ModelConfig, engine: EngineConfig) -> int:
+    """Longest prompt and max_tokens, together, of a trace that is replayed; 0: none is."""
+    asked = engine.input_attribution_context
+    return config.block_size if asked is None else min(asked, config.block_size)
+
+
+def replay_bytes(config: ModelConfig, num_positions: int, dtype: torch.dtype) -> int:
+    """Bytes that a slice over `num_positions` takes, of replaying a trace or attributing to its inputs: an upper bound.
+
+    The input of every layer stays for the gradients, and one layer at a time is worked through again.
+    """
+    # The MLP stays in the model's dtype; norms, rotary embedding and the path's own embeddings are float32.
+    kept = ((config.n_layers + 1) * config.n_embd + _REPLAYED_MLP_COPIES * config.mlp_width) * dtype.itemsize
+    floats = _REPLAYED_HIDDEN_COPIES * config.n_embd + _MASK_COPIES * num_positions
+    logits = _REPLAYED_LOGIT_COPIES * config.vocab_size + _embedding_floats(config)
+    num_floats = num_positions * floats + min(num_positions, REPLAYED_COMMITS) * logits
+    return num_positions * kept + num_floats * torch.float32.itemsize
 
 
 def plan_num_pages(
@@ -69,7 +100,8 @@ def pages_that_fit(
     """
     size = page_bytes(config, dtype)
     budget = int(total * engine.gpu_memory_fraction) - (total - free)
-    num_pages = min(budget, free - pass_bytes(config, engine.max_rows, dtype)) // size - num_spare
+    reserve = pass_bytes(config, engine.max_rows, dtype) + replay_bytes(config, replay_context(config, engine), dtype)
+    num_pages = min(budget, free - reserve) // size - num_spare
     return _at_least_one_context(num_pages, config, engine, size)
 
 
@@ -82,7 +114,7 @@ def _at_least_one_context(num_pages: int, config: ModelConfig, engine: EngineCon
         raise InvalidConfig(
             f"memory has room for {max(num_pages, 0)} pages of {size} bytes, but one sequence of full context needs "
             f"{_blocks_per_context(config)}; raise gpu_memory_fraction (now {engine.gpu_memory_fraction}), or lower "
-            "max_rows or max_lanes"
+            "max_rows, max_lanes or input_attribution_context"
         )
     return num_pages
 

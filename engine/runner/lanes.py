@@ -9,15 +9,18 @@ groups, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from ..config import ModelConfig
 from ..decoding import sampler
+from ..decoding.overrides import OverridePlan
 from ..decoding.policies import policy_id
 from ..decoding.steering import SteeringPlan
 from ..request import MAX_STEERING_GROUPS, SamplingParams
-from ..scheduling import Sequence
+from ..scheduling import PlannedRow, Sequence
 from .transfer import to_device
 
 
@@ -79,6 +82,18 @@ class Lanes:
         """Hidden state of the pass that committed each position, kept until it is explained: of this canvas and of the
         one before, which the host may learn of when this one has begun. See `hidden_place`."""
 
+        # Not a tensor over all lanes: few requests set weights, and the host tells their rows apart.
+        self._overrides: dict[int, OverridePlan | None] = {}
+
+    def overrides(self, lane: int) -> OverridePlan | None:
+        """The concept weights that a lane's sequence sets; None where it sets none."""
+        return self._overrides.get(lane)
+
+    def overridden(self, rows: Iterable[PlannedRow]) -> dict[int, OverridePlan]:
+        """Which of these rows set concept weights: by index, what they set. A draft sets what its sequence sets."""
+        found = ((index, self.overrides(row.lane)) for index, row in enumerate(rows))
+        return {index: plan for index, plan in found if plan is not None}
+
     def tensors(self) -> list[Tensor]:
         """All that a lane consists of."""
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
@@ -110,10 +125,11 @@ class Lanes:
         self.is_end_NV[lane].zero_()
         ends = to_device(sorted(sequence.end_token_ids), torch.int64, self.device)
         self.is_end_NV[lane].index_fill_(0, ends, True)
-        for tensor in (steering.vector_GD, steering.layer_G, steering.cutoff_G, steering.suppression_V):
-            if tensor is not None and tensor.is_cuda:
+        for tensor in steering.tensors():
+            if tensor.is_cuda:
                 # They were made beside the passes: their memory must outlive this stream's reading.
                 tensor.record_stream(torch.cuda.current_stream(self.device))
+        self._overrides[lane] = steering.overrides
         # A zero vector switches a group off, whatever its layer and cutoff.
         num_groups = len(steering.vector_GD)
         self.vector_NGD[lane].zero_()

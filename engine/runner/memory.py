@@ -27,6 +27,8 @@ class MemoryPlan:
     """Pages of nobody: scratch, and one for each draft that a pass may have."""
     pass_reserve: int
     """Kept free for the tensors of a pass, captured or not, and of an explanation."""
+    replay_reserve: int
+    """Kept free for a slice of a trace's replay and attribution to its inputs; 0 where traces are refused."""
     graphs: int
     """What captured graphs hold of that; 0 without graphs."""
     total: int | None
@@ -41,8 +43,9 @@ class MemoryPlan:
             ("lanes", self.lanes, lanes_note),
             ("pages", pages, f"{self.num_pages} pages of {self.page / 2**20:.2f} MiB"),
             ("passes", self.pass_reserve, f"kept free; captured graphs hold {self.graphs / _GIB:.2f} GiB"),
+            ("traces", self.replay_reserve, "kept free for replaying them and attributing to inputs"),
         ]
-        used = self.weights + self.lanes + pages + self.pass_reserve
+        used = self.weights + self.lanes + pages + self.pass_reserve + self.replay_reserve
         if self.total is not None:
             rows.append(("unused", self.total - used, f"of {self.total / _GIB:.2f} GiB"))
         return "\n".join(f"{name:<8} {size / _GIB:8.2f} GiB  {note}".rstrip() for name, size, note in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from ..config import EngineConfig, ModelConfig
 from ..decoding import sampler
+from ..decoding.overrides import OverridePlan
 from ..decoding.policies import PickFields
 from ..errors import InvalidConfig
 from ..model import fused_support
@@ -25,7 +26,7 @@ from .batch import Batch, RowTensors, make_batch, pack_rows
 from .device import choose_device, keep_compiled_kernels
 from .explaining import Explainer, ExplanationInFlight, KeptCommit
 from .graphs import GraphedPasses
-from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages
+from .kv_cache import KVCache, page_bytes, pass_bytes, plan_num_pages, replay_bytes, replay_context
 from .lanes import Lanes
 from .memory import MemoryPlan, device_memory, module_bytes, reserved_bytes, tensor_bytes
 from .pass_in_flight import PassInFlight
@@ -50,7 +51,11 @@ class ModelRunner:
         self.config: ModelConfig = model.config
         self.device = weight.device
         self.dtype = weight.dtype
+        self.plain_model = model
+        """The model as it was given: of the same weights, and with `deterministic` of torch's own products."""
         self.model = model = _with_products(model, engine)
+        self.replay_context = replay_context(self.config, engine)
+        """Longest prompt and max_tokens, together, of a trace that is replayed; 0: none is."""
         keep_compiled_kernels(engine.compile_cache_dir)
         self._draft_row_limit = min(engine.draft_row_limit, engine.max_rows)
         self._side_stream = _side_stream(self.device)
@@ -93,6 +98,7 @@ class ModelRunner:
             num_pages=num_pages,
             num_spare_pages=1 + num_drafts,
             pass_reserve=pass_bytes(self.config, engine.max_rows, self.dtype),
+            replay_reserve=replay_bytes(self.config, self.replay_context, self.dtype),
             graphs=reserved_bytes(self.device) - before,
             total=device_memory(self.device),
         )
@@ -116,7 +122,9 @@ class ModelRunner:
         """
         stopwatch = Stopwatch(self.device)
         batch = make_batch(rows, self._draft_row_limit)
-        decision = self._run_plain(batch) if self._graphs is None else self._graphs.run(batch)
+        overrides = self.lanes.overridden(batch.rows[: batch.num_denoise])
+        run = self._run_plain if self._graphs is None else self._graphs.run
+        decision = run(batch, overrides)
         top_logprobs = None
         if decision is not None and num_logprobs:
             target_logit_DK, logprob_DK = (decision.packed_DKF[..., field] for field in _LOGPROB_FIELDS)
@@ -149,7 +157,7 @@ class ModelRunner:
         kind = FusedBackend if is_fused else PlainBackend
         return kind(self.model.transformer, self.cache)
 
-    def _run_plain(self, batch: Batch) -> Decision | None:
+    def _run_plain(self, batch: Batch, overrides: Mapping[int, OverridePlan]) -> Decision | None:
         num_rows = len(batch.rows)
         packed = pack_rows(
             batch,
@@ -162,7 +170,9 @@ class ModelRunner:
         canvas = self._program.forward(tensors, predicts=batch.predicts)
         if batch.num_denoise == 0:
             return None
-        return self._program.decide(tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts)
+        return self._program.decide(
+            tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts, overrides=overrides
+        )
 
     @torch.no_grad()
     def _capture(self, engine: EngineConfig) -> GraphedPasses:

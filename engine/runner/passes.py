@@ -8,6 +8,7 @@ vocabulary, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..decoding import policies, steering
+from ..decoding.overrides import OverridePlan, override
 from ..decoding.policies import Picks
 from ..model.steerling import SteerlingModel
 from .backend import Backend
@@ -95,18 +97,20 @@ class PassProgram:
         *,
         predicts: bool = False,
         logits_out: Tensor | None = None,
+        overrides: Mapping[int, OverridePlan] | None = None,
     ) -> Decision:
         """Choose positions and tokens for the first `num_denoise` rows, and write them into their lanes.
 
         Needs nothing of `forward` but the canvas, and K = `num_picks` may exceed what any row commits: what is no
         commit costs next to nothing. With `predicts`, which takes K of 2 at least, drafts commit where their base's
         commit is the expected one, and lanes with drafts learn what to expect next. `logits_out`, [D, C, W] in the
-        model's dtype, is where logits go if given.
+        model's dtype, is where logits go if given. `overrides` are the concept weights that rows set, by row: work
+        that differs from pass to pass, so a graph cannot have it.
         """
         lanes, lane_D = self.lanes, rows.lane_R[:num_denoise]
         hidden_DCD = canvas.hidden_RCD[:num_denoise]
         position_DC, masked_DC = canvas.position_RC[:num_denoise], canvas.masked_RC[:num_denoise]
-        logits_DCW = self._logits(hidden_DCD, logits_out)
+        logits_DCW = self._logits(hidden_DCD, masked_DC, overrides or {}, logits_out)
         adjustment = lanes.adjustment(lane_D)
         confidence_DC, entropy_DC, is_finite_DC = self.backend.confidence(
             logits_DCW, masked_DC, position_DC, adjustment
@@ -147,9 +151,19 @@ class PassProgram:
         packed_DKF = self.backend.pack(picks, chosen, is_commit_DK, lane_D, lanes.draft_position_N, lanes.draft_token_N)
         return Decision(packed_DKF=packed_DKF, pick_DK=picks.pick_RK, logits_DCW=logits_DCW)
 
-    def _logits(self, hidden_DCD: Tensor, out: Tensor | None) -> Tensor:
+    def _logits(
+        self, hidden_DCD: Tensor, masked_DC: Tensor, overrides: Mapping[int, OverridePlan], out: Tensor | None
+    ) -> Tensor:
         head = self.model.transformer.lm_head
         composed_MD = self.model.compose(hidden_DCD.flatten(0, 1))
+        if overrides:
+            # Hidden states that are kept for attribution may be the same tensor, and stay as they are.
+            composed_DCD = composed_MD.view_as(hidden_DCD).clone()
+            # Row by row: what one comes to must not depend on how many there are.
+            for row, plan in overrides.items():
+                set_CD = override(self.model, hidden_DCD[row], composed_DCD[row], plan)
+                composed_DCD[row] = torch.where(masked_DC[row, :, None], set_CD, composed_DCD[row])
+            composed_MD = composed_DCD.flatten(0, 1)
         if out is None:
             logits_DCW: Tensor = head(composed_MD).view(*hidden_DCD.shape[:2], -1)
             return logits_DCW

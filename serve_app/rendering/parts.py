@@ -34,6 +34,8 @@ def additions(choices: Sequence[Choice], request: GenerateFields, checkpoint: Ch
     started = choices[0].started
     if engine_request.steering is not None:
         parts["steering"] = _steering(engine_request.steering, started.steering, checkpoint.catalogue)
+        if request.steering is not None and request.steering.preset is not None:
+            parts["steering"]["preset"] = request.steering.preset
     sampling = engine_request.sampling
     blocks, steps, passes = zip(*(choice.work for choice in choices), strict=True)
     parts["diffusion"] = {

@@ -6,10 +6,12 @@ not served, is refused by name unless it holds the value that asks for nothing.
 """
 
 from .base import Object, StrictObject, Unsupported, check_text, is_int
-from .chat import ChatRequest, Message
-from .completion import CompletionRequest, Prompt
+from .chat import MAX_MESSAGES, ChatRequest, Message
+from .completion import CompletionRequest, Prompt, check_prompt
 from .generate import DEFAULT_MAX_TOKENS, MAX_TOP_LOGPROBS, DiffusionSpec, GenerateFields, StreamOptions
 from .steering import (
+    MAX_INTERVENTIONS,
+    MAX_OVERRIDES,
     MAX_STEERED_CONCEPTS,
     AttributionSpec,
     ConceptItem,
@@ -23,6 +25,9 @@ from .steering import (
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",
+    "MAX_INTERVENTIONS",
+    "MAX_MESSAGES",
+    "MAX_OVERRIDES",
     "MAX_STEERED_CONCEPTS",
     "MAX_TOP_LOGPROBS",
     "AttributionSpec",
@@ -43,6 +48,7 @@ __all__ = [
     "StrictObject",
     "SuppressionSpec",
     "Unsupported",
+    "check_prompt",
     "check_text",
     "is_int",
 ]

@@ -115,6 +115,8 @@ class Steering(Answer):
 
     resolved: list[ResolvedSteering]
     suppress: list[AppliedSuppression]
+    preset: str | None = None
+    """`name@version` of the preset that is a part of it."""
     overrides: list[AppliedOverride] | None = None
     override_mode: Literal["delta", "reference"] | None = None
 

@@ -13,7 +13,8 @@ from .generate import DEFAULT_MAX_TOKENS, MAX_TOP_LOGPROBS, GenerateFields
 Prompt = str | list[int]
 
 
-def _check_prompt(value: Any) -> Any:
+def check_prompt(value: Any) -> Any:
+    """The value, if it is text, token ids, or a list of either."""
     if isinstance(value, str):
         return check_text(value)
     if isinstance(value, list) and value:
@@ -38,7 +39,7 @@ class CompletionRequest(GenerateFields):
     `stream_options` are errors.
     """
 
-    prompt: Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_check_prompt)]
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(check_prompt)]
     """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
     """Exact number of tokens at most. 0 only with `echo`: nothing is generated, the prompt is returned and scored."""

@@ -144,7 +144,7 @@ class GenerateFields(Object):
     attribution: AttributionSpec = AttributionSpec()
     """Which concepts to return with the text."""
     diffusion: DiffusionSpec = DiffusionSpec()
-    """How blocks are filled."""
+    """How the blocks of the text are filled, and how their tokens are drawn."""
 
     prompt_logprobs: Annotated[None, Unsupported()] = None
     presence_penalty: Annotated[float, Unsupported(0)] = 0

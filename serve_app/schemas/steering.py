@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from .base import StrictObject, Unsupported, is_int
+from .base import StrictObject, is_int
 
 MAX_STEERED_CONCEPTS = 256
 MAX_INTERVENTIONS = 64
@@ -46,8 +46,15 @@ class ConceptItem(StrictObject):
     """Its share of the sum."""
 
 
+class _ShortForms:
+    """Says in the schema that an id or a label may stand for the whole object."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}, handler(schema)]}
+
+
 Concepts = Annotated[
-    list[Annotated[ConceptItem, BeforeValidator(_check_concept_item)]],
+    list[Annotated[ConceptItem, BeforeValidator(_check_concept_item), _ShortForms()]],
     Field(min_length=1, max_length=MAX_STEERED_CONCEPTS),
 ]
 
@@ -107,7 +114,8 @@ class SteeringSpec(StrictObject):
     override_mode: Literal["delta", "reference"] = "delta"
     """`delta` moves the hidden state by the change of the weight alone. `reference` composes it anew, as the public
     package does: one known concept then drops the remainder that no concept explains, at every position."""
-    preset: Annotated[None, Unsupported()] = None
+    preset: str | None = None
+    """`name` or `name@version` of a kept preset, which everything else adds to."""
 
     @model_validator(mode="after")
     def _check_short_form(self) -> SteeringSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from engine import (
 
 from ..chat_template import Turn, encode_chat
 from ..errors import ApiError
-from ..schemas import AttributionSpec, ChatRequest, CompletionRequest, GenerateFields, Prompt, SteeringSpec
+from ..schemas import AttributionSpec, ChatRequest, CompletionRequest, GenerateFields, Message, Prompt, SteeringSpec
 from .checkpoint import Checkpoint, check_model
 from .steering import steering_params
 
@@ -104,7 +104,13 @@ def _prompts(
         param = "prompt" if num_prompts > max_prompts else "n"
         raise ApiError(400, f"{message} request", code="invalid_value", param=param)
     if isinstance(request, ChatRequest):
-        yield "messages", _encode_messages(request, checkpoint)
+        token_ids = encode_messages(
+            request.messages,
+            checkpoint,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        yield "messages", tuple(token_ids)
         return
     for index, prompt in enumerate(request.prompts):
         param = "prompt" if num_prompts == 1 else f"prompt[{index}]"
@@ -119,18 +125,27 @@ def _encode(prompt: Prompt, checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(checkpoint.tokenizer.encode(prompt))
 
 
-def _encode_messages(request: ChatRequest, checkpoint: Checkpoint) -> tuple[int, ...]:
-    turns = [Turn(message.role, message.text, message.name) for message in request.messages]
+def encode_messages(
+    messages: Sequence[Message],
+    checkpoint: Checkpoint,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> list[int]:
+    """A conversation's ids by the checkpoint's template.
+
+    Raises ApiError where there is none or it refuses, PromptTooLong before time is spent on what no context holds.
+    """
+    turns = [Turn(message.role, message.text, message.name) for message in messages]
     with _naming("messages"):
         _check_length(sum(len(turn.content.encode()) for turn in turns), checkpoint)
-    token_ids = encode_chat(
+    return encode_chat(
         checkpoint.chat_template,
         turns,
         model_id=checkpoint.model_id,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
     )
-    return tuple(token_ids)
 
 
 def _check_length(num_bytes: int, checkpoint: Checkpoint) -> None:

@@ -53,7 +53,7 @@ def _overrides(specs: Sequence[OverrideSpec], catalogue: ConceptCatalogue) -> tu
 
 
 def _intervention(spec: InterventionSpec, catalogue: ConceptCatalogue, path: str) -> EngineIntervention:
-    weights = _weights(spec.concepts, catalogue, path, with_groups=spec.group)
+    weights = summed_weights(spec.concepts, catalogue, path, with_groups=spec.group)
     concept_ids = tuple(catalogue.local_id(concept) for concept in weights)
     are_equal = len(set(weights.values())) == 1 and next(iter(weights.values())) > 0
     try:
@@ -71,7 +71,7 @@ def _intervention(spec: InterventionSpec, catalogue: ConceptCatalogue, path: str
         raise ApiError(400, str(error), code="invalid_value", param=f"{path}.{field}") from error
 
 
-def _weights(
+def summed_weights(
     items: Sequence[ConceptItem], catalogue: ConceptCatalogue, path: str, *, with_groups: bool
 ) -> dict[Concept, float]:
     """Concept -> weight, each concept once: naming one twice adds its weights up, as adding its embedding twice would.

@@ -19,6 +19,7 @@ from engine import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    WeightOverride,
 )
 from tests.checkpoints import EOT, RECIPES, Recipe
 
@@ -34,10 +35,20 @@ STEERING = SteeringParams(
     ),
     suppress=(Suppression(concept_id=2, strength=2.0),),
 )
+OVERRIDING = dataclasses.replace(
+    STEERING,
+    overrides=(
+        WeightOverride(concept_id=6, weight=2.5),
+        WeightOverride(concept_id=9, weight=0.0),
+        WeightOverride(concept_id=4, head="discovered", weight=-1.0),
+    ),
+)
 
 
 def requests(recipe: Recipe = PLAIN) -> list[GenerateRequest]:
     """Eight that differ in everything a request can differ in."""
+    mode = "delta" if recipe.concept_config.topk_on_logits else "reference"
+    as_the_package = dataclasses.replace(OVERRIDING, override_mode=mode)
 
     def one(index, num_prompt, max_tokens, *, steering=None, attribution=True, **sampling):
         values = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "seed": index, **sampling}
@@ -54,10 +65,10 @@ def requests(recipe: Recipe = PLAIN) -> list[GenerateRequest]:
         one(1, 0, 21, steering=STEERING),
         one(2, 1, 40, tokens_per_step=3, repetition_penalty=1.3),
         one(3, BLOCK - 1, 19, seed=5, temperature=1.3, top_p=0.9, num_logprobs=3),
-        one(4, BLOCK, 2 * BLOCK, seed=5, temperature=None, steering=STEERING),
+        one(4, BLOCK, 2 * BLOCK, seed=5, temperature=None, steering=OVERRIDING),
         one(5, 3 * BLOCK, 25, ignore_eos=False, logit_bias={recipe.vocab_size - 6: 6.0}),
         one(6, 5 * BLOCK + 3, 18, seed=6, temperature=0.8, top_k=9, tokens_per_step=2, attribution=False),
-        one(7, BLOCK + 1, 23, seed=6, choice_index=1, temperature=1.0, min_p=0.05, steering=STEERING),
+        one(7, BLOCK + 1, 23, seed=6, choice_index=1, temperature=1.0, min_p=0.05, steering=as_the_package),
     ]
 
 
@@ -198,7 +209,7 @@ def test_prefixes_filled_under_steering_serve_unsteered_requests(make_engine):
         GenerateRequest(
             prompt_token_ids=prompt, max_tokens=20, steering=steering, sampling=SamplingParams(temperature=0.0, seed=1)
         )
-        for steering in (STEERING, None)
+        for steering in (OVERRIDING, None)
     )
     first, second, third = (engine.generate([r])[0] for r in (steered, plain, steered))
     assert (second.num_cached_tokens, third.num_cached_tokens) == (3 * BLOCK, 3 * BLOCK)

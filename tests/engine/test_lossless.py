@@ -13,6 +13,7 @@ from engine import (
     SamplingParams,
     SteeringParams,
     Suppression,
+    WeightOverride,
 )
 from tests.checkpoints import EOT, NO_ROPE, RECIPES, STEERLING_LIKE
 from tests.engine.test_independence import assert_same, run
@@ -28,6 +29,7 @@ STEERING = SteeringParams(
         Intervention(concept_ids=(5, 8), strength=-2.0, unit="raw", layer=2),
     ),
     suppress=(Suppression(concept_id=2, strength=2.0),),
+    overrides=(WeightOverride(concept_id=6, weight=2.0), WeightOverride(concept_id=4, head="discovered", weight=-1.0)),
 )
 SAMPLERS = [
     {"temperature": 0.0, "repetition_penalty": 1.0},

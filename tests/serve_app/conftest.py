@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from serve_app.api import create_api
 from serve_app.checkpoint import describe
 from serve_app.completions import Caller
 from serve_app.config import Limits
+from serve_app.lease_messages import ServiceLoad, replica_load
+from serve_app.presets import PresetStore
 from serve_app.service import Service
 from serve_app.translation import Checkpoint
 from tests.checkpoints import Recipe
@@ -108,6 +110,9 @@ class DirectClient:
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         return await self.engine.analyze(analysis)
 
+    async def load(self) -> ServiceLoad:
+        return ServiceLoad(replicas=(replica_load(asdict(await self.engine.stats()), "fake"),))
+
     async def check_ready(self) -> None:
         self.engine.check_health()
 
@@ -115,10 +120,11 @@ class DirectClient:
 class Server:
     """The API on a FakeEngine, and a client to it."""
 
-    def __init__(self, served: Checkpoint, **engine_options: Any) -> None:
+    def __init__(self, served: Checkpoint, *, presets: PresetStore | None = None, **engine_options: Any) -> None:
         self.engine = FakeEngine(served.config, **engine_options)
         self.checkpoint = served
         self.direct = DirectClient(self.engine)
+        self._presets = presets
         self.app: FastAPI = self._make_app()
 
     def without_chat_template(self) -> None:
@@ -128,7 +134,10 @@ class Server:
 
     def _make_app(self) -> FastAPI:
         limits = Limits(max_body_bytes=100_000, max_prompts=4)
-        return create_api(Service(client=self.direct, checkpoint=self.checkpoint, limits=limits, created=1))
+        service = Service(
+            client=self.direct, checkpoint=self.checkpoint, limits=limits, created=1, presets=self._presets
+        )
+        return create_api(service)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -21,7 +21,7 @@ def model():
 def plan(num_pages: int) -> MemoryPlan:
     return MemoryPlan(
         weights=GIB, lanes=1, num_lanes=8, concepts_per_lane=1, page=1, num_pages=num_pages, num_spare_pages=1,
-        pass_reserve=1, graphs=0, total=2 * GIB,
+        pass_reserve=1, replay_reserve=1, graphs=0, total=2 * GIB,
     )  # fmt: skip
 
 
@@ -31,7 +31,16 @@ def test_the_plan_is_what_an_engine_counts_once_it_is_there(tmp_path, settings):
     config = EngineConfig(device="cpu", dtype="float32", num_pages=20, **settings)
     real = Engine.from_checkpoint(folder, config).runner.memory
     planned = plan_memory(ModelConfig.from_json(folder), config, total=GIB)
-    for name in ("weights", "lanes", "concepts_per_lane", "page", "num_pages", "num_spare_pages", "pass_reserve"):
+    for name in (
+        "weights",
+        "lanes",
+        "concepts_per_lane",
+        "page",
+        "num_pages",
+        "num_spare_pages",
+        "pass_reserve",
+        "replay_reserve",
+    ):
         assert getattr(planned, name) == getattr(real, name), name
 
 
@@ -39,7 +48,7 @@ def test_pages_fill_what_the_rest_leaves(model):
     config = EngineConfig(dtype="bfloat16")
     planned = plan_memory(model, config, total=20 * GIB)
     used = planned.weights + planned.lanes + planned.page * (planned.num_pages + planned.num_spare_pages)
-    most = min(int(0.9 * 20 * GIB), 20 * GIB - planned.pass_reserve)
+    most = min(int(0.9 * 20 * GIB), 20 * GIB - planned.pass_reserve - planned.replay_reserve)
     assert most - planned.page < used <= most
 
 
@@ -85,7 +94,7 @@ def test_the_command_prints_memory_requests_and_replicas(tmp_path, capsys):
     command = [str(file), "--gpu-gib", "16", "--prompt-tokens", "64", "--new-tokens", "64"]
     assert main([*command, "--pass-ms", "1:5,4:8", "--requests-per-s", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("weights") and lines[4].startswith("unused")
+    assert lines[0].startswith("weights") and lines[5].startswith("unused")
     # 65 rows a request, four at once in 8 ms: 7.69 a second, of which 80 % are used.
     assert lines[-2].split() == ["492", "tokens/s,", "7.69", "requests/s", "when", "full,", "8.0", "ms", "a", "pass"]
     assert lines[-1].split() == ["app", "5", "replicas", "for", "30", "requests/s", "at", "80%", "load"]

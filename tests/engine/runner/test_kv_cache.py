@@ -4,9 +4,22 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from engine import ConceptConfig, Engine, EngineConfig, GenerateRequest, InvalidConfig, ModelConfig, SamplingParams
+from engine import (
+    AttributeInputs,
+    ConceptConfig,
+    Engine,
+    EngineConfig,
+    GenerateRequest,
+    InvalidConfig,
+    ModelConfig,
+    ReplayTrace,
+    SamplingParams,
+    Trace,
+    TracedCommit,
+    plan_memory,
+)
 from engine.model.steerling import SteerlingModel
-from engine.runner.kv_cache import page_bytes, pass_bytes, plan_num_pages
+from engine.runner.kv_cache import page_bytes, pass_bytes, plan_num_pages, replay_bytes
 
 ROWS = 4
 CPU = torch.device("cpu")
@@ -31,8 +44,13 @@ def measured_peak(model_config, tokens_per_step):
         max_tokens=64,
         sampling=SamplingParams(tokens_per_step=tokens_per_step),
     )
+    return peak_bytes(lambda: engine.generate([asked] * ROWS))
+
+
+def peak_bytes(work):
+    """Most bytes that some work has allocated at once, beside what was there."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        engine.generate([asked] * ROWS)
+        work()
     in_use, peak = 0, 0
     for event in profiled.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -58,6 +76,62 @@ def test_a_pass_takes_no_more_than_is_planned_for_it(values, tokens_per_step):
     planned = pass_bytes(config(**values), ROWS, torch.float32)
     peak = measured_peak(config(**values), tokens_per_step)
     assert peak <= planned <= 5 * peak
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"n_layers": 12, "block_size": 512},
+        {"n_layers": 2, "block_size": 512},
+        {"intermediate_size": 4096, "block_size": 512},
+        {"vocab_size": 20_000, "block_size": 512},
+        {"block_size": 1024},
+        {"block_size": 512, "use_epsilon_correction": False},
+    ],
+    ids=str,
+)
+def test_a_slice_of_input_attribution_takes_no_more_than_is_planned_for_it(values):
+    """Also with more points of a path than one, and however many layers there are."""
+    model_config = config(**values)
+    planned = replay_bytes(model_config, model_config.block_size, torch.float32)
+    torch.manual_seed(0)
+    model = SteerlingModel(model_config).requires_grad_(False).eval()
+    engine = Engine(model, EngineConfig(device="cpu", num_pages=80, max_rows=ROWS))
+    length = model_config.block_size
+
+    def peak_of(num_prompt, ask):
+        commits = [TracedCommit(num_prompt + offset, 7, 0) for offset in range(64)]
+        analysis = ask(Trace(prompt_token_ids=[3] * num_prompt, max_tokens=64, commits=commits))
+        return peak_bytes(lambda: engine.analyze(analysis))
+
+    peaks = [peak_of(num_prompt, lambda trace: ReplayTrace(trace=trace)) for num_prompt in (64, length - 64)]
+    if not model_config.needs_heads_for_tokens:
+        peaks += [
+            peak_of(
+                num_prompt,
+                lambda trace: AttributeInputs(trace=trace, targets=(len(trace.prompt_token_ids),), num_steps=3),
+            )
+            for num_prompt in (64, length - 64)
+        ]
+    assert max(peaks) <= planned <= 4 * max(peaks)
+
+
+def test_memory_for_traces_is_taken_from_pages_and_may_be_given_back():
+    model, total = config(block_size=1024, vocab_size=2000), 2**30
+    plans = {
+        context: plan_memory(
+            model, EngineConfig(input_attribution_context=context, gpu_memory_fraction=1.0), total=total
+        )
+        for context in (None, 512, 0)
+    }
+    reserves = {context: plan.replay_reserve for context, plan in plans.items()}
+    assert reserves[None] == replay_bytes(model, 1024, torch.bfloat16) > reserves[512] > reserves[0] == 0
+    for context in (None, 512):
+        given_up = (plans[0].num_pages - plans[context].num_pages) * plans[0].page
+        assert abs(given_up - reserves[context]) <= plans[0].page
+    table = plans[None].table().splitlines()
+    assert [line.split()[0] for line in table] == ["weights", "lanes", "pages", "passes", "traces", "unused"]
+    assert "inputs" in table[4] and "0.00 GiB" in plans[0].table().splitlines()[4]
 
 
 def test_pages_without_a_gpu_hold_every_lane_s_context():

@@ -44,6 +44,7 @@ def test_the_table_names_every_purpose_and_what_is_left():
         num_pages=1020,
         num_spare_pages=4,
         pass_reserve=3 * gib,
+        replay_reserve=gib,
         graphs=gib,
         total=40 * gib,
     )
@@ -53,9 +54,10 @@ def test_the_table_names_every_purpose_and_what_is_left():
         ["lanes", "2.00"],
         ["pages", "8.00"],
         ["passes", "3.00"],
-        ["unused", "11.00"],
+        ["traces", "1.00"],
+        ["unused", "10.00"],
     ]
-    assert "1020 pages of 8.00 MiB" in lines[2] and "of 40.00 GiB" in lines[4]
+    assert "1020 pages of 8.00 MiB" in lines[2] and "of 40.00 GiB" in lines[5]
 
 
 def test_lanes_and_pages_that_no_memory_holds_are_an_error_that_says_what_to_lower(make_engine):

@@ -203,21 +203,18 @@ def test_a_sequence_held_up_by_leases_comes_before_the_next_one():
 
 
 def test_a_borrower_held_up_by_sequences_comes_before_the_next_one():
-    """A stream of requests would otherwise take each page that comes free."""
+    """Of four requests one ends in each pass: others would take each page that comes free, and three never would."""
     driver = Driver(num_pages=4)
-    driver.add(*(Spec(id=f"{i}", max_tokens=4) for i in range(40)))
+    driver.add(*(Spec(id=f"{i}", max_tokens=min(i + 1, 4)) for i in range(40)))
     driver.step()
     borrower = borrow(driver, Borrowing(text=prompt_of(0, 8)))
-    for _ in range(12):
+    for _ in range(20):
         next(borrower)
-        if driver.scheduler.lending.has_turn:
-            assert not driver.step().admitted
-        elif any(True for _ in driver.scheduler.lending.page_ids):
+        if list(driver.scheduler.lending.page_ids):
             break
-        else:
-            driver.step()
+        driver.step()
     assert list(driver.scheduler.lending.page_ids), "it still waits"
-    assert driver.scheduler.num_waiting
+    assert driver.scheduler.num_waiting > 20
     drive(driver, [borrower])
 
 

@@ -1,0 +1,47 @@
+// A request written as a command line and as Python. Knows how shells and Python quote; sends nothing.
+
+const STANDARD = ["model", "prompt", "messages", "max_tokens", "seed", "temperature", "top_p"];
+
+/** The very request of the page as a curl command, for POSIX shells. */
+export function asCurl(url, body) {
+  const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  return `curl -sN ${url} --json '${json}'\n`;
+}
+
+/** The same request with OpenAI's Python client: fields of ours go in `extra_body`. Answers at once, not as a stream. */
+export function asPython(baseUrl, path, body) {
+  const extra = Object.fromEntries(
+    Object.entries(body).filter(([key]) => !STANDARD.includes(key) && !key.startsWith("stream")),
+  );
+  const fields = STANDARD.filter((key) => key in body).map((key) => `    ${key}=${pythonLiteral(body[key], 4)},`);
+  const isChat = path.includes("chat");
+  const call = isChat ? "client.chat.completions.create" : "client.completions.create";
+  const text = isChat ? "answer.choices[0].message.content" : "answer.choices[0].text";
+  return `from openai import OpenAI
+
+client = OpenAI(base_url=${pythonLiteral(baseUrl)}, api_key="none")
+answer = ${call}(
+${fields.join("\n")}
+    extra_body=${pythonLiteral(extra, 4)},
+)
+print(${text})
+for token in answer.model_extra["attribution"][0]["tokens"]:
+    print(repr(token["token"]), token["known_total"], token["discovered_total"], token["epsilon"])
+`;
+}
+
+/** A JSON value as Python writes it. */
+export function pythonLiteral(value, indent = 0) {
+  if (value === null || value === undefined) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (typeof value !== "object") return JSON.stringify(value);
+  const inner = " ".repeat(indent + 4);
+  const items = Array.isArray(value)
+    ? value.map((item) => pythonLiteral(item, indent + 4))
+    : Object.entries(value).map(([key, item]) => `${JSON.stringify(key)}: ${pythonLiteral(item, indent + 4)}`);
+  const [open, close] = Array.isArray(value) ? "[]" : "{}";
+  const line = `${open}${items.join(", ")}${close}`;
+  if (line.length <= 80 && !line.includes("\n")) return line;
+  return `${open}\n${items.map((item) => `${inner}${item},`).join("\n")}\n${" ".repeat(indent)}${close}`;
+}

@@ -1,0 +1,81 @@
+// The dialogs: the request as code, and what went to and came from the server. Knows the current settings and runs.
+
+import { html, useEffect, useRef } from "./html.js";
+import { address } from "./api.js";
+import { Icon } from "./icons.js";
+import { buildRequest } from "./request.js";
+import { asCurl, asPython } from "./snippets.js";
+import { activeLanes, conversation, dialog, runs, server, settings, toast } from "./store.js";
+
+const MAX_RAW_CHUNKS = 400;
+
+/** The open dialog, if one is. */
+export function Dialogs() {
+  if (dialog.value === "code") return html`<${Frame} title="This request as code"><${Code} /><//>`;
+  if (dialog.value === "raw") return html`<${Frame} title="Request and answer"><${Raw} /><//>`;
+  return null;
+}
+
+/** Text to the clipboard, with a word about how it went. */
+export async function copy(text, what) {
+  try {
+    await navigator.clipboard.writeText(text);
+    toast.value = `${what} copied`;
+  } catch {
+    toast.value = `${what}: the browser does not let the page copy; select it and copy by hand`;
+  }
+}
+
+function Frame({ title, children }) {
+  const element = useRef(null);
+  useEffect(() => {
+    // The browser keeps the focus inside and gives it back.
+    element.current.showModal();
+  }, []);
+  const close = () => {
+    dialog.value = null;
+  };
+  return html`<dialog ref=${element} aria-label=${title} onClose=${close}>
+    <header class="card-head">
+      <h2>${title}</h2>
+      <button type="button" class="icon-button" aria-label="Close" onClick=${() => element.current.close()}>
+        <${Icon} name="close" />
+      </button>
+    </header>
+    ${children}
+  </dialog>`;
+}
+
+function Block({ title, text, testid }) {
+  return html`<section class="code-block" aria-label=${title}>
+    <header class="card-head">
+      <h3>${title}</h3>
+      <button type="button" class="button" onClick=${() => copy(text, title)}><${Icon} name="copy" />Copy</button>
+    </header>
+    <pre tabindex="0" role="region" aria-label=${title} data-testid=${testid}><code dir="ltr">${text}</code></pre>
+  </section>`;
+}
+
+function Code() {
+  const { model, capabilities } = server.value;
+  const isChat = settings.value.isChat && capabilities.isChat;
+  const messages = isChat ? [...conversation.value, { role: "user", content: settings.value.prompt }] : null;
+  const { path, body } = buildRequest(settings.value, { model, messages });
+  return html`<${Block} title="curl" text=${asCurl(address(path), body)} testid="curl" />
+    <${Block} title="Python, with the openai package" text=${asPython(address("v1"), path, body)} testid="python" />`;
+}
+
+function Raw() {
+  if (activeLanes.value.length === 0) return html`<p class="quiet">Nothing has been sent yet.</p>`;
+  return activeLanes.value.map((lane) => {
+    const run = runs.value[lane];
+    const shown = run.raw.slice(0, MAX_RAW_CHUNKS).map((chunk) => JSON.stringify(chunk));
+    const left = run.raw.length - shown.length;
+    const answer = `${shown.join("\n\n")}${left > 0 ? `\n\n... and ${left} more` : ""}`;
+    return html`<section key=${lane}>
+      <p class="quiet">${lane === "main" ? "Shown text" : "Unsteered text"}, request id <code>${run.requestId ?? "none"}</code></p>
+      <${Block} title="Request" text=${`POST ${address(run.path)}\n${JSON.stringify(run.body, null, 2)}`} testid="raw-request" />
+      <${Block} title="Answer, chunk by chunk" text=${answer} testid="raw-answer" />
+    </section>`;
+  });
+}

@@ -1,0 +1,445 @@
+"""The page in a real browser, against a real server with the demo model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.playground.conftest import PATIENCE_MS, why_not
+from tests.processes import eventually
+
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+    pytest.mark.timeout(600),
+]
+
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(site, browser) -> Iterator[Open]:
+    """Opens the page in a fresh profile. In the end it must have met no error and no other host.
+
+    `may_fail`: errors of the console that contain this are the test's own doing.
+    """
+    contexts, problems = [], []
+
+    def open_page(path: str = "/", *, may_fail: str | None = None, width: int = 1280, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        page = context.new_page()
+
+        def note(kind: str, text: str) -> None:
+            # The server may be older than the page: what it lacks is no fault of the page.
+            is_expected = (may_fail is not None and may_fail in text) or "v1/capabilities" in text
+            if not is_expected:
+                problems.append(f"{kind}: {text}")
+
+        page.on("pageerror", lambda error: note("exception", str(error)))
+        page.on("console", lambda m: note("console", f"{m.text} {m.location}") if m.type == "error" else None)
+        page.on("request", lambda r: None if r.url.startswith(site.url) else note("foreign request", r.url))
+        page.goto(site.url + path)
+        page.wait_for_selector(".state-ready")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def generate(page: Any, *, speed: str = "live") -> None:
+    """Press the button and wait until all of the answer is on show."""
+    page.click("[data-testid=generate]")
+    page.select_option(".speed select", speed)
+    wait_for_end(page)
+
+
+def wait_for_end(page: Any, lanes: int = 1) -> None:
+    page.locator("[data-testid=facts]").nth(lanes - 1).wait_for()
+
+
+def prose(page: Any) -> str:
+    return page.inner_text(".prose")
+
+
+def set_number(page: Any, label: str, value: int) -> None:
+    page.get_by_label(label, exact=True).fill(str(value))
+    page.get_by_label(label, exact=True).press("Tab")
+
+
+def add_slider(page: Any, name: str, strength: int) -> None:
+    page.fill("[role=combobox]", name)
+    page.wait_for_selector("[role=option]")
+    page.press("[role=combobox]", "Enter")
+    set_number(page, f"Strength of {name}", strength)
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds on the page as it stands."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("() => axe.run()")["violations"]
+    return [f"{item['id']}: {node['html']} {node['failureSummary']}" for item in found for node in item["nodes"]]
+
+
+def test_a_first_visit_needs_one_click_for_a_text(open_page):
+    page = open_page()
+    assert page.input_value("#prompt") != ""
+    generate(page)
+    assert len(prose(page)) > len(page.input_value("#prompt")) + 40
+    assert "96 tokens" in page.inner_text("[data-testid=facts]")
+
+
+def test_an_empty_prompt_gives_a_text(open_page):
+    page = open_page()
+    page.fill("#prompt", "")
+    set_number(page, "Tokens", 24)
+    generate(page)
+    assert len(prose(page)) > 20
+
+
+def test_the_canvas_fills_out_of_order_and_its_place_can_be_scrubbed(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 61)
+    generate(page)
+    whole = prose(page)
+    page.locator(".scrub").evaluate("(e) => { e.value = 0; e.dispatchEvent(new Event('input', {bubbles: true})); }")
+    assert page.locator(".cell.is-token").count() == 0
+    page.get_by_label("Next step", exact=True).click()
+    order = []
+    while page.locator(".cell.is-landed").count():
+        order += page.locator(".cell.is-landed").evaluate_all("(cells) => cells.map((c) => +c.dataset.position)")
+        if len(order) == 30:
+            break
+        page.get_by_label("Next step", exact=True).click()
+    assert len(set(order)) == 30
+    assert order != sorted(order)
+    assert page.locator(".cell.is-token").count() == 30
+    assert page.locator(".cell.is-mask").count() == 31
+    assert page.locator(".cell.is-prompt").count() == 3
+    assert "30 of 61" in page.inner_text("[data-testid=steps]")
+    page.get_by_label("Previous step", exact=True).click()
+    assert page.locator(".cell.is-token").count() == 29
+    page.get_by_label("Play", exact=True).click()
+    wait_for_end(page)
+    assert prose(page) == whole
+
+
+def test_a_paused_display_goes_on_recording(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 40)
+    page.click("[data-testid=generate]")
+    page.get_by_label("Pause", exact=True).click()
+    page.wait_for_selector("[data-testid=generate]:has-text('Generate')")
+    assert page.locator(".cell.is-mask").count() > 0
+    recorded = int(page.get_attribute(".scrub", "max"))
+    assert recorded >= 40
+    assert int(page.input_value(".scrub")) < recorded
+
+
+def test_the_parts_of_an_opened_word_add_up_to_its_logit(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 30)
+    generate(page)
+    for i in range(0, 30, 7):
+        page.locator(".word").nth(i).click()
+        rows = page.locator("[data-testid=token] .sum-row").evaluate_all(
+            "(rows) => rows.map((row) => [row.dataset.part, +row.dataset.value])"
+        )
+        values = dict(rows)
+        assert list(values) == ["known", "discovered", "epsilon", "logit"]
+        total = values["known"] + values["discovered"] + values["epsilon"]
+        assert total == pytest.approx(values["logit"], abs=1e-4)
+        assert page.locator("[data-testid=token] .concept-bars li").count() > 0
+
+
+def test_a_concept_lights_up_the_words_it_drove(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 30)
+    generate(page)
+    page.locator("[data-testid=concepts] .concept-name", has_text="animal").first.click()
+    lit = page.locator(".word.is-lit").count()
+    assert lit > 0
+    page.wait_for_selector("[data-testid=lit] .chip")
+    assert f"drives {lit} word" in page.inner_text("[data-testid=lit]")
+    page.get_by_label("Put the light out").click()
+    assert page.locator(".word.is-lit").count() == 0
+
+
+def test_chunks_show_shares_of_concepts_and_of_epsilon(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 50)
+    generate(page)
+    page.click("[data-testid=chunks] summary")
+    assert page.locator(".chunk").count() >= 2
+    first = page.locator(".chunk").first
+    assert "epsilon" in first.inner_text() and "%" in first.inner_text()
+
+
+def test_a_slider_changes_the_text_of_the_same_seed_and_zero_gives_it_back(open_page):
+    page = open_page()
+    page.fill("#prompt", "")
+    set_number(page, "Tokens", 40)
+    generate(page)
+    plain = prose(page)
+    add_slider(page, "plant", 8)
+    generate(page)
+    assert prose(page) != plain
+    set_number(page, "Strength of plant", 0)
+    generate(page)
+    assert prose(page) == plain
+
+
+def test_the_baseline_stands_beside_the_steered_text_with_the_same_seed(open_page):
+    page = open_page()
+    page.click("[data-testid=example-toward]")
+    page.select_option(".speed select", "live")
+    wait_for_end(page, lanes=2)
+    steered, baseline = page.locator(".prose").all_inner_texts()
+    assert steered != baseline
+    assert all("seed 1" in facts for facts in page.locator("[data-testid=facts]").all_inner_texts())
+    page.click("text=Raw")
+    first, second = (
+        json.loads(t.partition("\n")[2]) for t in page.locator("[data-testid=raw-request]").all_inner_texts()
+    )
+    assert "steering" in first and "steering" not in second
+    del first["steering"]
+    assert first == second
+
+
+def test_a_faster_policy_shows_what_it_saved(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 40)
+    page.select_option("[data-testid=policy]", "entropy_bound")
+    generate(page)
+    saved = re.search(r"(\d+) saved", page.inner_text("[data-testid=facts]"))
+    assert saved is not None and int(saved[1]) > 0
+
+
+def test_stop_cancels_on_the_server(open_page, site):
+    page = open_page()
+    set_number(page, "Tokens", 900)
+    num_ended = len(site.client.ends)
+    page.click("[data-testid=generate]")
+    page.wait_for_selector(".cell.is-token")
+    page.click("[data-testid=generate]")
+    page.wait_for_selector("[data-testid=stopped]")
+    assert eventually(lambda: site.client.ends[num_ended:] == ["left"])
+
+
+def test_an_error_is_shown_with_code_field_and_request_id(open_page):
+    page = open_page(may_fail="400 (Bad Request)")
+    set_number(page, "Tokens", 1024)
+    with page.expect_response("**/v1/completions") as caught:
+        page.click("[data-testid=generate]")
+    page.wait_for_selector("[data-testid=error]")
+    assert page.inner_text("[data-testid=error-code]") == "context_length_exceeded"
+    sent = caught.value.request.headers["x-request-id"]
+    assert page.inner_text("[data-testid=request-id]") == caught.value.headers.get("x-request-id", sent)
+
+
+def test_a_full_queue_says_when_to_come_again(open_page):
+    page = open_page(may_fail="429")
+    error = {"error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}}
+    page.route(
+        "**/v1/completions",
+        lambda route: route.fulfill(status=429, json=error, headers={"retry-after": "30", "x-request-id": "one"}),
+    )
+    page.click("[data-testid=generate]")
+    page.wait_for_selector("[data-testid=error]")
+    assert "The queue is full" in page.inner_text("[data-testid=error]")
+    assert "Try again in" in page.inner_text("[data-testid=error] button")
+    assert page.inner_text("[data-testid=request-id]") == "one"
+
+
+def test_a_server_that_is_away_is_said_to_be(open_page):
+    page = open_page(may_fail="net::ERR")
+    page.route("**/v1/completions", lambda route: route.abort("connectionrefused"))
+    page.click("[data-testid=generate]")
+    page.wait_for_selector("[data-testid=error]")
+    assert "The server is away" in page.inner_text("[data-testid=error]")
+
+
+def test_a_stream_that_breaks_off_keeps_what_came_and_says_so(open_page):
+    page = open_page()
+    events = [
+        {"seq": 0, "type": "generation.started", "index": 0, "block_length": 8, "prompt_tail": 0},
+        {"seq": 1, "type": "block.started", "index": 0, "block": 0, "start": 0, "end": 8},
+        step(2, 3, " sea"),
+    ]
+    page.route("**/v1/completions", lambda route: route.fulfill(content_type="text/event-stream", body=stream(events)))
+    page.click("[data-testid=generate]")
+    page.wait_for_selector("[data-testid=error]")
+    assert page.inner_text("[data-testid=error-code]") == "stream_cut"
+    page.wait_for_selector(".cell.is-token")
+    assert page.inner_text(".cell.is-token") == "sea"
+
+
+def step(seq: int, position: int, token: str, name: str = "animal") -> dict[str, Any]:
+    concept = {"id": 5, "name": name, "head": "known", "contribution": 1.0}
+    commit = {"position": position, "token": token, "bytes": list(token.encode()), "token_id": 1, "confidence": 0.5}
+    return {
+        "seq": seq,
+        "type": "step",
+        "index": 0,
+        "block": 0,
+        "step": seq,
+        "commits": [{**commit, "concepts": [concept]}],
+    }
+
+
+def stream(events: list[dict[str, Any]], end: str = "") -> str:
+    return "".join(f"data: {json.dumps({'choices': [], 'diffusion': event})}\n\n" for event in events) + end
+
+
+def test_text_of_the_model_is_never_taken_for_markup(open_page):
+    page = open_page()
+    evil = "<img src=x onerror=alert(1)>"
+    events = [
+        {"seq": 0, "type": "generation.started", "index": 0, "block_length": 2, "prompt_tail": 0},
+        {"seq": 1, "type": "block.started", "index": 0, "block": 0, "start": 0, "end": 2},
+        step(2, 1, evil, name=evil),
+        step(3, 0, "<b>\u202ebold</b>"),
+        {"seq": 4, "type": "block.sealed", "index": 0, "block": 0, "start": 0, "end": 2, "text": evil},
+        {"seq": 5, "type": "generation.done", "steps": 2, "blocks": 1, "forward_passes": 2, "seed": 1, "sampler": "x"},
+    ]
+    usage = 'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
+    body = stream(events, usage + "data: [DONE]\n\n")
+    page.route("**/v1/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.fill("#prompt", evil)
+    generate(page)
+    assert evil in prose(page)
+    assert page.locator(".prose img, .prose b, .column-why img").count() == 0
+    page.locator(".word").nth(1).click()
+    assert evil in page.inner_text("[data-testid=token]")
+    assert page.locator("main img").count() == 0
+
+
+def test_a_link_restores_settings_and_sends_them_nowhere(open_page, site):
+    page = open_page()
+    page.fill("#prompt", "a secret \u00e9t\u00e9")
+    add_slider(page, "music", 5)
+    page.click("text=Share")
+    link = page.url
+    assert "secret" not in link.partition("#")[0] and "#s=" in link
+    other = open_page(link.removeprefix(site.url))
+    assert other.input_value("#prompt") == "a secret \u00e9t\u00e9"
+    assert other.input_value("[aria-label='Strength of music']") == "5"
+
+
+def test_the_code_shown_is_the_request_that_is_sent(open_page):
+    page = open_page()
+    page.fill("#prompt", "it's")
+    set_number(page, "Tokens", 8)
+    page.click("text=Code")
+    curl = page.inner_text("[data-testid=curl]")
+    shown = json.loads(curl.partition("--json '")[2].strip().removesuffix("'").replace("'\\''", "'"))
+    compile(page.inner_text("[data-testid=python]"), "snippet", "exec")
+    page.get_by_label("Close", exact=True).click()
+    with page.expect_request("**/v1/completions") as caught:
+        generate(page)
+    assert caught.value.post_data_json == shown
+
+
+def test_a_keyboard_alone_is_enough(open_page):
+    page = open_page()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    set_number(page, "Tokens", 40)
+    page.focus("#prompt")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("a plant with")
+    page.keyboard.press("Control+Enter")
+    page.select_option(".speed select", "live")
+    wait_for_end(page)
+    page.focus(".speed select")
+    page.keyboard.press("Tab")
+    assert "word" in page.evaluate("document.activeElement.className")
+    assert page.locator(".word[tabindex='0']").count() == 1
+    first = page.inner_text("[data-testid=token] h2")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("[data-testid=token] h2") != first
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.dataset.position") == "39"
+    page.keyboard.press("ArrowUp")
+    assert int(page.evaluate("document.activeElement.dataset.position")) < 39
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Escape")
+    assert page.locator("[data-testid=token]").count() == 0
+
+
+def test_the_canvas_has_one_stop_for_the_tab_key_and_arrows_for_the_rest(open_page):
+    page = open_page()
+    set_number(page, "Tokens", 40)
+    generate(page)
+    page.get_by_label("Previous step", exact=True).click()
+    page.get_by_label("Previous step", exact=True).click()
+    page.get_by_label("Previous step", exact=True).click()
+    assert page.locator(".cell[tabindex='0']").count() == 1
+    page.focus(".cell[tabindex='0']")
+    at = int(page.evaluate("document.activeElement.dataset.position"))
+    page.keyboard.press("ArrowDown")
+    assert int(page.evaluate("document.activeElement.dataset.position")) == at + 8
+    page.keyboard.press("ArrowLeft")
+    assert int(page.evaluate("document.activeElement.dataset.position")) == at + 7
+    assert page.locator(".cell[tabindex='0']").count() == 1
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_no_width_scrolls_sideways(open_page, width):
+    page = open_page(width=width)
+    sides = "() => [document.documentElement.scrollWidth, innerWidth]"
+    assert page.evaluate(sides) == [width, width]
+    page.click("[data-testid=example-toward]")
+    page.select_option(".speed select", "live")
+    wait_for_end(page, lanes=2)
+    assert page.evaluate(sides) == [width, width]
+    page.locator(".word").first.click()
+    page.get_by_label("Previous step", exact=True).click(force=width < 860)
+    assert page.evaluate(sides) == [width, width]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_object_to(open_page, scheme):
+    page = open_page(color_scheme=scheme, reduced_motion="reduce", may_fail="400 (Bad Request)")
+    assert violations(page) == []
+    page.click("[data-testid=example-toward]")
+    page.select_option(".speed select", "live")
+    wait_for_end(page, lanes=2)
+    page.locator(".word").nth(2).click()
+    page.locator("[data-testid=concepts] .concept-name").first.click()
+    page.click("[data-testid=chunks] summary")
+    for more in page.locator(".more summary").all():
+        more.click()
+    assert violations(page) == []
+    page.locator(".scrub").evaluate("(e) => { e.value = 30; e.dispatchEvent(new Event('input', {bubbles: true})); }")
+    page.fill("[role=combobox]", "a")
+    page.wait_for_selector("[role=option]")
+    assert violations(page) == []
+    page.press("[role=combobox]", "Escape")
+    page.click("text=Raw")
+    assert violations(page) == []
+    page.get_by_label("Close", exact=True).click()
+    set_number(page, "Tokens", 1024)
+    page.click("[data-testid=generate]")
+    page.wait_for_selector("[data-testid=error]")
+    assert violations(page) == []
+
+
+def test_the_theme_can_be_chosen_and_is_kept(open_page):
+    page = open_page(color_scheme="light")
+    page.get_by_label("Dark colours").click()
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.reload()
+    page.wait_for_selector(".state-ready")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+    page.get_by_label("Light colours").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
