@@ -352,7 +352,7 @@ class EngineConfig:
     max_prefill_rows: int | None = None
     """Of these, at most so many prefill rows, so that a long prompt does not delay others. None: max_rows."""
     max_lanes: int | None = None
-    """Sequences that run at once. None: max_rows."""
+    """Sequences that run at once; a guided one takes two. None: max_rows."""
     max_waiting: int = 4096
     """Requests that may wait for a lane before QueueFull."""
     max_analyses: int = 256
