@@ -153,7 +153,7 @@ def capabilities(checkpoint: Checkpoint, limits: Limits, *, has_presets: bool) -
             "encoding_formats": ["float", "base64"],
             "dimensions": config.n_embd,
         },
-        "analyses": ["/v1/concepts/inspect", "/v1/likelihoods"],
+        "analyses": ["/v1/concepts/inspect", "/v1/likelihoods", *_of_traces(config)],
         "has_chat_template": checkpoint.chat_template is not None,
         "has_guidance": _has_guidance(config),
         "has_overrides": _is_taken(
@@ -161,6 +161,11 @@ def capabilities(checkpoint: Checkpoint, limits: Limits, *, has_presets: bool) -
         ),
         "has_presets": has_presets,
     }
+
+
+def _of_traces(config: ModelConfig) -> list[str]:
+    # Where tokens are chosen from concept features, no gradient leads to the inputs.
+    return ["/v1/traces/replay"] if config.needs_heads_for_tokens else ["/v1/attributions/input", "/v1/traces/replay"]
 
 
 def _heads(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from engine import (
 
 from .attribution import number
 from .completions import Caller, EngineClient
-from .disconnect import until_disconnect
 from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
@@ -45,7 +44,7 @@ from .schemas.input_attribution import (
     ReplayRequest,
     Role,
 )
-from .service import Service, api_errors, caller_of, service_of
+from .service import QUEUE_HEADERS, Service, admitted, answer_of, caller_of, service_of
 from .translation import Checkpoint, check_model, make_jobs
 
 router = APIRouter(tags=["attributions"])
@@ -53,13 +52,12 @@ router = APIRouter(tags=["attributions"])
 _ERRORS: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
 
 
-@router.post("/v1/attributions/input", response_model=InputAttributionAnswer)
+@router.post("/v1/attributions/input", openapi_extra=QUEUE_HEADERS, response_model=InputAttributionAnswer)
 async def attribute_inputs(request: Request, body: InputAttributionRequest) -> Response:
     """Explain generated tokens by the tokens that the model saw when it chose them: integrated gradients."""
     service = service_of(request)
     check_model(body.model, service.checkpoint)
-    with api_errors():
-        return JSONResponse(await until_disconnect(request.receive, _attributed(service, body, caller_of(request))))
+    return JSONResponse(await answer_of(request, _attributed(service, body, caller_of(request))))
 
 
 @router.post("/v1/traces/replay", response_model=ReplayAnswer)
@@ -67,9 +65,7 @@ async def replay(request: Request, body: ReplayRequest) -> Response:
     """What the served model makes of each commit of a trace, beside what was recorded."""
     service = service_of(request)
     check_model(body.model, service.checkpoint)
-    with api_errors():
-        trace = Trace.from_dict(body.trace)
-        replayed = await until_disconnect(request.receive, _replayed(service.client, trace))
+    replayed = await answer_of(request, _replayed(service.client, body.trace))
     name = service.checkpoint.tokenizer.token_name
     return JSONResponse(
         {
@@ -96,8 +92,8 @@ async def replay(request: Request, body: ReplayRequest) -> Response:
     )
 
 
-async def _replayed(client: EngineClient, trace: Trace) -> Replay:
-    result = await client.analyze(ReplayTrace(trace=trace))
+async def _replayed(client: EngineClient, raw_trace: dict[str, Any]) -> Replay:
+    result = await client.analyze(ReplayTrace(trace=Trace.from_dict(raw_trace)))
     assert isinstance(result, Replay), result
     return result
 
@@ -124,7 +120,7 @@ async def _trace(service: Service, body: InputAttributionRequest, caller: Caller
     if body.request is None:
         return Trace.from_dict(body.trace), None
     with _named_within("request"):
-        engine_request = _engine_request(body.request, service.checkpoint)
+        engine_request = _engine_request(await admitted(body.request, service), service.checkpoint)
         # With nothing to explain: what the engine never explains is refused before anything is generated.
         empty = Trace(
             prompt_token_ids=engine_request.prompt_token_ids,

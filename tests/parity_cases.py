@@ -309,6 +309,8 @@ def compare_inputs(oracle: Oracle, engine: Engine, *, tokens_per_step: int, num_
     for target in found.targets:
         token_id, contributions = theirs[target.position]
         assert target.token_id == token_id
+        # Of the largest: clamps and ReLUs have kinks, where the last bits of a sum decide a gradient.
+        size = max(map(abs, contributions))
         for ours, one in zip(target.contributions, contributions, strict=True):
-            result.note("input contribution", ours, one)
+            result.note("input contribution", ours / size, one / size)
     return result

@@ -39,7 +39,7 @@ def main() -> None:
         total.add(sum_)
         num_cases += len(results)
     print(f"{'all':<46}{num_cases:>6}{total.num_commits:>9}{total.largest:>15.1e}")
-    print(f"{'what inputs contributed to a token':<46}{'':>6}{inputs.num_commits:>9}{inputs.largest:>15.1e}")
+    print(f"{'what inputs contributed, of the largest':<46}{'':>6}{inputs.num_commits:>9}{inputs.largest:>15.1e}")
     print(f"\nEvery commit has the same step, position and token; numbers within {TOLERANCE}:")
     for name, error in sorted(total.errors.items()):
         print(f"  {name:<20}{error:.1e}")

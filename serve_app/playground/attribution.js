@@ -1,6 +1,8 @@
 // Arithmetic of explanations: what concepts did to tokens, and where bars begin and end. Knows the shapes of step
 // events and of the answer's `attribution`; draws nothing.
 
+const LEAST_SHARE = 0.1;
+
 /**
  * Concepts behind some tokens, largest total effect first: {id, name, head, total, mass, positions}.
  *
@@ -24,7 +26,12 @@ export function tally(tokens, explained = []) {
     .sort((a, b) => b.mass - a.mass || a.id - b.id);
 }
 
-/** Position -> contribution of one concept, from the full attribution where it is there and from the steps elsewhere. */
+/**
+ * Position -> contribution of one concept to the tokens that it drove.
+ *
+ * From the full attribution where it is there and from the steps elsewhere. A concept adds a little to nearly every
+ * token; what is below `LEAST_SHARE` of its strongest contribution is no drive.
+ */
 export function drivenBy(conceptId, tokens, explained = []) {
   const driven = new Map();
   const byPosition = new Map(explained.map((token) => [token.position, token]));
@@ -32,6 +39,8 @@ export function drivenBy(conceptId, tokens, explained = []) {
     const hit = conceptsAt(token, byPosition).find((concept) => concept.id === conceptId);
     if (hit) driven.set(token.position, hit.contribution);
   }
+  const least = LEAST_SHARE * Math.max(...[...driven.values()].map(Math.abs), 0);
+  for (const [position, value] of driven) if (Math.abs(value) < least) driven.delete(position);
   return driven;
 }
 

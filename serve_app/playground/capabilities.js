@@ -21,7 +21,7 @@ export function readCapabilities(answer) {
   return {
     isChat: answer.has_chat_template === true,
     hasPresets: answer.has_presets === true,
-    // Came with the address itself.
+    // These came together with the address itself.
     hasNeighbors: true,
     hasTokenize: true,
     policies: LEAST.policies.filter((id) => offered.length === 0 || offered.includes(id)),

@@ -77,7 +77,9 @@ def renew_locks() -> None:
         asked = [*client.requirements.split(), *([f"torch=={_pinned('torch')}"] if client.torch else [])]
         command = [*_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
         command += ["--no-header", "--no-annotate", "-"]
-        done = subprocess.run(command, input="\n".join(asked), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, input="\n".join(asked), capture_output=True, text=True, env=_environment(), check=False
+        )
         if done.returncode:
             raise CannotInstall(f"{client.name}: {done.stderr.strip()}")
         lines = [line for line in done.stdout.splitlines() if not (client.torch and line.startswith(CUDA_PARTS))]
@@ -139,9 +141,12 @@ def _digest(*files: Path) -> str:
     return digest.hexdigest()
 
 
+def _environment() -> dict[str, str]:
+    """uv's settings: only interpreters that are here, and links to its cache where the disk allows them."""
+    return {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+
+
 def _run(command: list[str]) -> None:
-    # Hard links fail where uv's cache is on another disk; it then copies and would say so.
-    environment = {**os.environ, "UV_LINK_MODE": os.environ.get("UV_LINK_MODE", "copy")}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=_environment(), check=False)
     if done.returncode:
         raise CannotInstall(f"{' '.join(command[:4])} ...: {(done.stderr or done.stdout).strip()[-2000:]}")

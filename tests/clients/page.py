@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from .catalogue import Client
+from .catalogue import CLIENTS, Client
 from .client_environment import client_environment, run_client
 from .environments import home
 
@@ -55,11 +55,20 @@ def run_example(client: Client, program: Path, url: str, model: str, checkpoint:
     return problems
 
 
+def table() -> dict[str, str]:
+    """The page's rows by client."""
+    inside = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    rows = [line for line in inside.splitlines() if line.startswith("| ")][1:]
+    return {row.split(" | ")[0].removeprefix("| "): row for row in rows if not row.startswith("| ---")}
+
+
 def write_table(rows: list[tuple[str, str, str, int]]) -> None:
-    """Put client, version, what ran and the number of checks between the page's two marks."""
+    """Put client, version, what ran and the number of checks between the page's two marks; other clients' rows stay."""
+    new = {name: f"| {name} | {version} | {ran} | {checks} |" for name, version, ran, checks in rows}
+    known = table() | new
     lines = ["| client | version | what is tried | checks |", "| --- | --- | --- | --- |"]
-    lines += [f"| {name} | {version} | {ran} | {checks} |" for name, version, ran, checks in rows]
+    lines += [known[client.name] for client in CLIENTS if client.name in known]
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")

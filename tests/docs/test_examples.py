@@ -77,9 +77,12 @@ def same_line(printed: str, shown: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with local_server() as served:
-        yield served
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Presets that examples save are not the user's.
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        with local_server() as served:
+            yield served
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +111,11 @@ def test_an_example_prints_what_its_page_shows(example: Example, url: str, comma
         "COLUMNS": "100",
         "OMP_NUM_THREADS": "1",
     }
+    # What an example writes stays out of the checkout.
+    for entry in ROOT.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
     ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT, env=environment
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path, env=environment
     )
     assert ran.returncode == 0, ran.stderr
     assert agrees(ran.stdout, example.shown), f"it prints:\n{ran.stdout}"

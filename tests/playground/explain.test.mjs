@@ -32,7 +32,7 @@ test("white space has marks, special tokens have names", () => {
   assert.equal(text.cellText(token(0, "\n")), "\u21b5");
   assert.equal(text.exactText(token(0, " a\n")), "\u2423a\u21b5");
   assert.equal(text.cellText({ token: "<|endofchunk|>", bytes: [] }), "\u2039chunk\u203a");
-  assert.equal(text.spokenText({ token: "<|endoftext|>", bytes: [] }), "special token endoftext");
+  assert.equal(text.spokenText({ token: "<|endoftext|>", bytes: [] }), "special token \u2039end\u203a");
   assert.equal(text.spokenText(token(0, "\n")), "line break");
   assert.equal(text.cellText({ token: "x", bytes: [0xc3] }), "\\xc3");
 });
@@ -97,6 +97,13 @@ test("concepts are added up over tokens, with the full explanation in place of a
   assert.deepEqual([first.id, first.total, first.head, first.positions], [9, 4, "discovered", [3]]);
   assert.deepEqual([second.id, second.total, second.positions], [1, 3, [2, 3]]);
   assert.deepEqual([...attribution.drivenBy(1, tokens, [EXPLAINED])], [[2, 1], [3, 2]]);
+});
+
+test("a token to which a concept added next to nothing was not driven by it", () => {
+  const told = (position, contribution) => ({ position, concepts: [{ id: 1, head: "known", contribution }] });
+  const tokens = [told(0, -2), told(1, 0.3), told(2, 0.1), { position: 3 }];
+  assert.deepEqual([...attribution.drivenBy(1, tokens)], [[0, -2], [1, 0.3]]);
+  assert.equal(attribution.drivenBy(7, tokens).size, 0);
 });
 
 test("the strongest few keep room for known concepts", () => {

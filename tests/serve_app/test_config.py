@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from engine import EngineConfig
 from serve_app.app import build_app
-from serve_app.config import DEMO_CHECKPOINT, AppConfig, local_cluster_environment
+from serve_app.config import DEMO_CHECKPOINT, AppConfig, IngressSettings, local_cluster_environment, preset_folder
 from serve_app.routing.policy import RoutingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +61,7 @@ ENGINE = EngineConfig(
     profile_steps=4,
     profile_after=2,
     explain_interval_s=0.25,
+    input_attribution_context=96,
 )
 """Every option with a value that is not its default's."""
 
@@ -155,3 +156,29 @@ def test_a_local_cluster_is_its_own_and_asks_for_a_token(monkeypatch):
     assert str(ROOT) in first["PYTHONPATH"].split(os.pathsep)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert "RAY_AUTH_TOKEN" not in local_cluster_environment("MARK=1")
+
+
+def test_what_the_ingress_is_told_is_found_where_it_is_told(tmp_path, monkeypatch):
+    settings = IngressSettings(preset_dir=str(tmp_path / "presets"))
+    assert preset_folder(settings) == tmp_path / "presets"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert preset_folder(IngressSettings()) == tmp_path / "glassblock" / "presets"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert preset_folder(IngressSettings()) == tmp_path / ".local" / "state" / "glassblock" / "presets"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"ingress": {"api_keys": {"files": "/a"}}},
+        {"ingress": {"api_keys": {}}},
+        {"ingress": {"cors": {"allowed_origins": ["example.org"]}}},
+        {"ingress": {"limits": {"max_tokens": 0}}},
+        {"ingress": {"preset_dir": ""}},
+    ],
+    ids=str,
+)
+def test_a_setting_of_the_ingress_that_means_nothing_is_refused(args):
+    with pytest.raises(ValidationError):
+        AppConfig.model_validate(args)

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 class Checks:
     """Counts checks and keeps the failed ones; `finish` prints the report and ends the process."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str | None) -> None:
+        """`package` is the client's, whose version is reported; None where the driver imitates it."""
         parser = argparse.ArgumentParser()
         parser.add_argument("url", help="base URL of the server, without /v1")
         parser.add_argument("model", help="id of the model it serves")
@@ -64,7 +65,7 @@ class Checks:
         if not self._checks:
             self._failures.append("nothing was checked")
         report = {
-            "version": version(self._package),
+            "version": "imitated" if self._package is None else version(self._package),
             "ran": self._ran,
             "checks": self._checks,
             "failures": self._failures,

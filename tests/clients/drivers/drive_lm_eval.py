@@ -113,7 +113,7 @@ with checks.part("plain requests, to compare with"):
     endings = read("endings.jsonl")
     for i, doc in enumerate(endings):
         own_endings[doc["beginning"]] = ending(doc["beginning"])
-        doc["ending"] = own_endings[doc["beginning"]].strip() if i % 2 else "something else"
+        doc["ending"] = own_endings[doc["beginning"]] if i % 2 else "something else"
     checks.that(all(text.strip() and "\n" not in text for text in own_endings.values()), "one line each", own_endings)
     expected["glassblock_endings"] = {"exact_match": 0.5}
 

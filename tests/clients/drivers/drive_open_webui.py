@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from checks import Checks
 
-checks = Checks("aiohttp")
+checks = Checks(None)
 USER_HEADERS = {
     "Authorization": "Bearer none",
     "X-OpenWebUI-User-Name": "Ada",

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from checks import Checks
 
-checks = Checks("aiohttp")
+checks = Checks(None)
 PROMPT = "a small animal that"
 OUTPUT_LEN = 48
 
