@@ -13,10 +13,12 @@ MAX_END_TOKENS = 64
 """Stop token ids a request may name."""
 
 
-def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: int | None = None) -> None:
+def check_request(
+    request: GenerateRequest, config: ModelConfig, *, num_pages: int | None = None, num_lanes: int | None = None
+) -> None:
     """Raise an InvalidRequest that names the field if the request can never be served.
 
-    `num_pages` None leaves the page pool out, for callers that know the checkpoint but no engine.
+    `num_pages` and `num_lanes` None leave pages and lanes out, for callers that know the checkpoint but no engine.
     """
     if not isinstance(request, GenerateRequest):
         raise InvalidValue(f"the request is {shown(request)}; it must be a GenerateRequest")
@@ -24,6 +26,7 @@ def check_request(request: GenerateRequest, config: ModelConfig, *, num_pages: i
     _check_size(request, config, num_pages)
     check_token_ids(request.prompt_token_ids, config, name="prompt_token_ids")
     _check_sampling(request, config)
+    _check_guidance(request, num_lanes)
     _check_steering(request, config)
 
 
@@ -51,20 +54,20 @@ def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int | 
             f"together at most {config.block_size}",
             param="max_tokens" if num_prompt < config.block_size else "prompt_token_ids",
         )
-    num_blocks = -(-total // config.diff_block_size)
-    if num_pages is not None and num_blocks > num_pages:
+    num_copies = 2 if request.is_guided else 1
+    num_needed = num_copies * -(-total // config.diff_block_size)
+    if num_pages is not None and num_needed > num_pages:
+        largest = num_pages // num_copies * config.diff_block_size
+        guided = ", half of them for its unconditional copy (sampling.cfg_scale)" if request.is_guided else ""
         raise RequestTooLarge(
-            f"the request needs {num_blocks} pages of {config.diff_block_size} tokens and the engine has {num_pages}; "
-            f"shorten the prompt or max_tokens to {num_pages * config.diff_block_size} tokens in all, "
-            "or raise num_pages",
+            f"the request needs {num_needed} pages of {config.diff_block_size} tokens{guided}, and the engine has "
+            f"{num_pages}; shorten the prompt or max_tokens to {largest} tokens in all, or raise num_pages",
             param="max_tokens",
         )
 
 
 def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
     sampling = request.sampling
-    if sampling.cfg_scale:
-        raise Unsupported("cfg_scale is not served yet; leave it out", param="sampling.cfg_scale")
     if len(sampling.stop_token_ids) > MAX_END_TOKENS:
         raise InvalidValue(
             f"stop_token_ids has {len(sampling.stop_token_ids)} entries; at most {MAX_END_TOKENS}",
@@ -86,6 +89,22 @@ def _check_sampling(request: GenerateRequest, config: ModelConfig) -> None:
         raise InvalidValue(
             f"tokens_per_step is {sampling.tokens_per_step}; a block has {config.diff_block_size} positions",
             param="sampling.tokens_per_step",
+        )
+
+
+def _check_guidance(request: GenerateRequest, num_lanes: int | None) -> None:
+    sampling = request.sampling
+    if sampling.cfg_scale and sampling.has_drafts:
+        raise Unsupported(
+            f"cfg_scale is {sampling.cfg_scale:g} and the policy {sampling.policy!r}, whose drafts are not guided; "
+            "choose policy 'confidence', which gives the same commits, or leave cfg_scale out",
+            param="sampling.cfg_scale",
+        )
+    if request.is_guided and num_lanes is not None and num_lanes < 2:
+        raise Unsupported(
+            f"cfg_scale is {sampling.cfg_scale:g}, which takes two lanes, and the engine has {num_lanes}; "
+            "leave it out, or raise max_lanes",
+            param="sampling.cfg_scale",
         )
 
 

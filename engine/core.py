@@ -38,12 +38,21 @@ from .output import (
     Started,
 )
 from .request import MAX_SEED, GenerateRequest
-from .runner.explaining import ExplanationInFlight, KeptCommit
+from .runner.explaining import ExplanationInFlight, KeptCommit, keep
 from .runner.graphs import row_buckets
 from .runner.model_runner import ModelRunner
 from .runner.pass_in_flight import PassInFlight, RowOutcome
 from .runner.step_profiler import StepProfiler
-from .scheduling import CanvasFinished, CanvasStarted, Plan, RowResult, Scheduler, Sequence, SequenceFinished
+from .scheduling import (
+    CanvasFinished,
+    CanvasStarted,
+    Plan,
+    RowResult,
+    Scheduler,
+    Sequence,
+    SequenceFinished,
+    make_sequence,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class EngineStats:
     pages_free: int
     pages_cached: int
     pages_held: int
+    num_lanes_in_use: int = 0
+    """A guided request runs on two."""
 
 
 @dataclass(slots=True, eq=False)
@@ -177,6 +188,7 @@ class Engine:
             pages_free=scheduler.num_free_pages,
             pages_cached=scheduler.num_cached_pages,
             pages_held=scheduler.num_held_pages,
+            num_lanes_in_use=self.config.num_lanes - scheduler.num_free_lanes,
         )
 
     def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
@@ -219,7 +231,7 @@ class Engine:
 
     def add_request(self, request: GenerateRequest) -> str:
         """Queue a request and return its id. Raises InvalidRequest or QueueFull; then nothing has changed."""
-        check_request(request, self.model_config, num_pages=self.runner.cache.num_pages)
+        self._check(request)
         life = self._measured.begin(request)
         # Before the device works for it: a flood that is refused should cost next to nothing.
         self.scheduler.check_room()
@@ -232,7 +244,7 @@ class Engine:
         seed = request.sampling.seed
         entry = _Entry(
             request=request,
-            sequence=self._make_sequence(request_id, request),
+            sequence=make_sequence(request, self.model_config, id=request_id, arrival=self._num_arrived),
             seed=secrets.randbelow(MAX_SEED) if seed is None else seed,
             steering=self._plan_steering(request),
             life=life,
@@ -337,11 +349,15 @@ class Engine:
         ids, values = top_tokens(model, concept_head, concept_id, k)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
 
+    def _check(self, request: GenerateRequest) -> None:
+        num_pages, num_lanes = self.runner.cache.num_pages, self.config.num_lanes
+        check_request(request, self.model_config, num_pages=num_pages, num_lanes=num_lanes)
+
     def _check_list(self, requests: list[GenerateRequest]) -> None:
         """Raise InvalidRequest if one could never be served, or two have one id."""
         ids: set[str] = set()
         for request in requests:
-            check_request(request, self.model_config, num_pages=self.runner.cache.num_pages)
+            self._check(request)
             if request.request_id in ids:
                 raise InvalidValue(f"request_id {request.request_id!r} is in the list twice", param="request_id")
             if request.request_id is not None:
@@ -363,24 +379,6 @@ class Engine:
     def _plan_steering(self, request: GenerateRequest) -> SteeringPlan:
         with self.runner.beside_passes():
             return plan_steering(self.runner.model, request.steering)
-
-    def _make_sequence(self, request_id: str, request: GenerateRequest) -> Sequence:
-        config, sampling = self.model_config, request.sampling
-        return Sequence(
-            id=request_id,
-            priority=request.priority,
-            arrival=self._num_arrived,
-            block_size=config.diff_block_size,
-            prompt_token_ids=request.prompt_token_ids,
-            max_tokens=request.max_tokens,
-            mask_token_id=config.mask_token_id,
-            eos_token_id=config.eos_token_id,
-            pad_token_id=config.pad_token_id,
-            end_token_ids=config.end_token_ids(sampling.stop_token_ids, ignore_eos=sampling.ignore_eos),
-            tokens_per_step=sampling.max_commits(config.diff_block_size),
-            is_adaptive=sampling.is_adaptive,
-            has_drafts=sampling.has_drafts,
-        )
 
     def _launch(self) -> bool:
         """Plan the next pass and give it to the device; False if there is nothing to run."""
@@ -426,7 +424,10 @@ class Engine:
         for admission in plan.admitted:
             entry = self._entries[admission.sequence.id]
             sequence = entry.sequence
-            self.runner.lanes.write(admission.lane, sequence, entry.request.sampling, entry.seed, entry.steering)
+            state = (sequence, entry.request.sampling, entry.seed, entry.steering)
+            self.runner.lanes.write(admission.lane, *state)
+            if admission.shadow_lane is not None:
+                self.runner.lanes.write(admission.shadow_lane, *state, is_shadow=True)
             if not entry.is_announced:
                 entry.is_announced = True
                 self._measured.admitted(entry.life, sequence)
@@ -484,9 +485,7 @@ class Engine:
             return
         if not entry.unexplained:
             entry.unexplained_since = self._clock()
-        entry.unexplained += [
-            (c, KeptCommit(outcome.row.lane, c.position, c.token_id, c.target_logit)) for c in commits
-        ]
+        entry.unexplained += [(commit, keep(commit, outcome.row, entry.request.sampling)) for commit in commits]
 
     def _report_end(self, end: CanvasFinished | SequenceFinished) -> None:
         sequence = end.sequence

@@ -28,8 +28,8 @@ class Usage(Protocol):
         """Requests without a lane."""
 
     @property
-    def num_running(self) -> int:
-        """Lanes in use."""
+    def num_lanes_in_use(self) -> int:
+        """Lanes of running sequences."""
 
     @property
     def pages_free(self) -> int:
@@ -110,8 +110,8 @@ class Measurements:
         """What is in use, as it will be reported until the next call."""
         recorder = self._recorder
         recorder.gauge("requests_waiting", now.num_waiting)
-        recorder.gauge("lanes_in_use", now.num_running)
-        recorder.gauge("rows_in_use", self._num_rows if now.num_running else 0)
+        recorder.gauge("lanes_in_use", now.num_lanes_in_use)
+        recorder.gauge("rows_in_use", self._num_rows if now.num_lanes_in_use else 0)
         recorder.gauge("pages_free", now.pages_free)
         recorder.gauge("pages_cached", now.pages_cached)
         recorder.gauge("pages_held", now.pages_held)

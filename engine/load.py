@@ -24,6 +24,8 @@ class RunningLoad:
     """Blocks that follow the canvas at most. Sealing costs no pass: it rides with the next block's first."""
     num_pages: int
     """Pages that nobody else holds: they come free with it."""
+    num_lanes: int = 1
+    """Lanes that come free with it: two of a guided one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +83,6 @@ def measure(
 
 def _running(outlook: Outlook, num_own_pages: int, prefill_row_limit: int) -> RunningLoad:
     sequence = outlook.sequence
-    num_to_prefill = max(sequence.num_prefill_blocks - outlook.num_sealed, 0) if sequence.is_prefilling else 0
     commits_a_pass: float = sequence.tokens_per_step
     if sequence.is_adaptive:
         # Until it has shown how many it commits, one is certain.
@@ -89,7 +90,8 @@ def _running(outlook: Outlook, num_own_pages: int, prefill_row_limit: int) -> Ru
     num_blocks_left = 0 if sequence.end is not None else (sequence.limit - 1) // sequence.block_size - outlook.canvas
     return RunningLoad(
         request_id=sequence.id,
-        num_steps_left=-(-num_to_prefill // prefill_row_limit) + int(-(-outlook.num_masked // commits_a_pass)),
+        num_steps_left=-(-outlook.num_to_prefill // prefill_row_limit) + int(-(-outlook.num_masked // commits_a_pass)),
         num_blocks_left=num_blocks_left,
         num_pages=num_own_pages,
+        num_lanes=sequence.num_lanes,
     )

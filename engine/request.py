@@ -396,3 +396,8 @@ class GenerateRequest:
         _whole(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
         if self.request_id is not None:
             _text(self.request_id, "request_id")
+
+    @property
+    def is_guided(self) -> bool:
+        """True if an unconditional copy runs beside it; without a prompt that copy would be the same."""
+        return self.sampling.cfg_scale > 0 and len(self.prompt_token_ids) > 0

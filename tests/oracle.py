@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from steerling.attribution.concept_attribution import AttributionAccumulator, _compute_unknown_topk
@@ -21,6 +21,8 @@ from steerling.models.interpretable import InterpretableCausalDiffusionLM, Inter
 from torch import Tensor
 
 from tests.checkpoints import Recipe
+
+Generator = TypeVar("Generator", bound=SteerlingGenerator)
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,24 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Pass:
-    """One dense forward over a whole sequence."""
+    """One dense forward over a whole sequence; under guidance, over it and over its unconditional copy."""
 
     logits_SV: Tensor
+    """Under guidance the guided ones."""
     outputs: InterpretableOutput
     """Of a pass with overrides by the package, what `intervene` gave; else of the pass without them."""
     overrides: Overrides = Overrides()
+    index: int = 0
+    """Of the sequence in the outputs' batch."""
+    unconditional: Pass | None = None
+    scale: float = 0.0
+
+
+def guided(conditional: Pass, unconditional: Pass, scale: float) -> Pass:
+    """Both passes as one: logits uncond + (scale + 1) * (cond - uncond)."""
+    cond_SV, uncond_SV = conditional.logits_SV, unconditional.logits_SV
+    logits_SV = uncond_SV + (scale + 1) * (cond_SV - uncond_SV)
+    return replace(conditional, logits_SV=logits_SV, unconditional=unconditional, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,20 @@ class _Tokenizer:
         return [int(word) for word in text.split()]
 
 
+class _WatchedGenerator(SteerlingGenerator):
+    """The package's generator, which tells its callback nothing under guidance: this one keeps each forward."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.forwards: list[tuple[Tensor, Tensor, InterpretableOutput]] = []
+        """Token ids, logits and outputs, each of a batch of two: the sequence and its unconditional copy."""
+
+    def _forward(self, input_ids: Tensor, *args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        logits, outputs = super()._forward(input_ids, *args, return_outputs=True, **kwargs)
+        self.forwards.append((input_ids.clone(), logits, outputs))
+        return (logits, outputs) if return_outputs else logits
+
+
 class Oracle:
     """The package's model with a recipe's weights."""
 
@@ -98,10 +126,13 @@ class Oracle:
         self.num_layers = recipe.model_config.n_layers
         self.has_no_positions = not recipe.model_config.use_rope
         self.lm_head_VD = self.model.transformer.lm_head.weight.detach()
-        self.generator = SteerlingGenerator(
+        self.generator = self._make(SteerlingGenerator)
+
+    def _make(self, kind: type[Generator]) -> Generator:
+        return kind(
             self.model,
             _Tokenizer(self.mask_id, self.eos_id, self.pad_id),
-            recipe.model_config,
+            self.recipe.model_config,
             is_interpretable=True,
             device="cpu",
         )
@@ -179,24 +210,38 @@ class Oracle:
 
     @torch.no_grad()
     def attribute(self, seen: Pass, position: int, token_id: int) -> Attribution:
-        """Concepts of both heads that the package reports for this token."""
-        outputs, concept = seen.outputs, self.recipe.concept_config
-        hidden_D, target_D = outputs.hidden[0, position], self.lm_head_VD[token_id]
+        """Concepts of both heads that the package reports for this token; guided, if the pass is."""
+        own = self._attribute_alone(seen, position, token_id)
+        if seen.unconditional is None:
+            return own
+        other = self._attribute_alone(seen.unconditional, position, token_id)
+        known = _guided_concepts(own.known, other.known, seen.scale)
+        discovered = _guided_concepts(own.discovered, other.discovered, seen.scale)
+        parts = sum(c for _, c in known.values()) + sum(c for _, c in discovered.values())
+        by_vector = None
+        if own.epsilon_by_vector is not None and other.epsilon_by_vector is not None:
+            by_vector = (seen.scale + 1) * own.epsilon_by_vector - seen.scale * other.epsilon_by_vector
+        return Attribution(known, discovered, float(seen.logits_SV[position, token_id]) - parts, by_vector)
+
+    def _attribute_alone(self, seen: Pass, position: int, token_id: int) -> Attribution:
+        """The same from the pass's own outputs; the epsilon is the guided logit's where the pass is guided."""
+        outputs, concept, index = seen.outputs, self.recipe.concept_config, seen.index
+        hidden_D, target_D = outputs.hidden[index, position], self.lm_head_VD[token_id]
         num_known = min(concept.topk_known or concept.n_concepts, concept.topk_known_features or concept.n_concepts)
         overrides = seen.overrides
         known = self._top_contributions(self.model.known_head, hidden_D, target_D, num_known, overrides.known)
         discovered = {}
-        features = outputs.known_features[0, position]
+        features = outputs.known_features[index, position]
         if self.model.unknown_head is not None:
             num_discovered = concept.unknown_topk or 64
             discovered = self._top_contributions(
                 self.model.unknown_head, hidden_D, target_D, num_discovered, overrides.discovered
             )
-            features = features + outputs.unk_hat[0, position]
+            features = features + outputs.unk_hat[index, position]
         parts = sum(c for _, c in known.values()) + sum(c for _, c in discovered.values())
         is_whole = concept.use_epsilon_correction and self._reports_all_active()
         # Without overrides this is the hidden state itself.
-        whole_D = outputs.composed[0, position] if overrides.is_by_package else hidden_D
+        whole_D = outputs.composed[index, position] if overrides.is_by_package else hidden_D
         features = features + self._taken_from_rest(hidden_D, overrides)
         return Attribution(
             known=known,
@@ -283,6 +328,30 @@ class Oracle:
         return choices
 
     @torch.no_grad()
+    def generate_guided(
+        self, prompt: Sequence[int], max_tokens: int, *, cfg_scale: float, steering: SteeringConfig | None = None
+    ) -> list[Choice]:
+        """The package's own greedy generation under guidance, one commit a step; lengths as in `generate_full`."""
+        assert len(prompt) % self.block == 0 and max_tokens % self.block == 0
+        config = GenerationConfig(
+            max_new_tokens=max_tokens,
+            temperature=0.0,
+            use_entropy_sampling=False,
+            repetition_penalty=1.0,
+            cfg_scale=cfg_scale,
+        )
+        generator = self._make(_WatchedGenerator)
+        ids = torch.tensor([list(prompt)], dtype=torch.long).reshape(1, -1)
+        last_S = generator.generate_full(ids, config, steering=steering).tokens
+        after = [*(ids_BS[0] for ids_BS, _, _ in generator.forwards[1:]), last_S]
+        choices = []
+        for step, ((ids_BS, logits_BSV, outputs), after_S) in enumerate(zip(generator.forwards, after, strict=True)):
+            seen = guided(Pass(logits_BSV[0], outputs), Pass(logits_BSV[1], outputs, index=1), cfg_scale)
+            (position,) = (ids_BS[0] != after_S).nonzero().flatten().tolist()
+            choices.append(self.choice(seen, position, int(after_S[position]), step))
+        return choices
+
+    @torch.no_grad()
     def accumulated_attributions(
         self, prompt: Sequence[int], max_tokens: int, steering: SteeringConfig | None = None
     ) -> dict[int, Attribution]:
@@ -360,3 +429,17 @@ class Oracle:
         positions, tokens = found.target_positions.tolist(), found.target_token_ids.tolist()
         rows = zip(tokens, found.attributions.tolist(), strict=True)
         return dict(zip(positions, rows, strict=True))
+
+
+def _guided_concepts(
+    conditional: dict[int, tuple[float, float]], unconditional: dict[int, tuple[float, float]], scale: float
+) -> dict[int, tuple[float, float]]:
+    """Weights of the conditional pass; one that is active in the other alone has none."""
+    nothing = (0.0, 0.0)
+    return {
+        id_: (
+            conditional.get(id_, nothing)[0],
+            (scale + 1) * conditional.get(id_, nothing)[1] - scale * unconditional.get(id_, nothing)[1],
+        )
+        for id_ in conditional | unconditional
+    }

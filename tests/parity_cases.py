@@ -116,6 +116,41 @@ SETTINGS = {
         ),
         is_known_to_package=False,
     ),
+    "guidance": Setting(sampling={"cfg_scale": 1.5}),
+    "guidance, steered up to a cutoff": Setting(
+        sampling={"cfg_scale": 0.8},
+        steering=SteeringParams(
+            interventions=(inject(concept_ids=(2, 5), strength=8.0, schedule="hard_cutoff", cutoff_tokens=9),)
+        ),
+        package_steering=SteeringConfig.injection([2, 5], 8.0, inject_layer=1, cutoff_tokens=9),
+    ),
+    "guidance, injection and suppression": Setting(
+        sampling={"cfg_scale": 2.0},
+        steering=SteeringParams(
+            interventions=(inject(concept_ids=(3, 7), strength=-7.0, unit="raw", layer=None),),
+            suppress=(Suppression(concept_id=3, strength=2.0),),
+        ),
+        package_steering=SteeringConfig.injection_relu(3, [7], -7.0, relu_strength=2.0),
+    ),
+    "guidance, sampled, a threshold and two cutoffs": Setting(
+        sampling={
+            "cfg_scale": 1.2,
+            "temperature": 1.1,
+            "top_p": 0.9,
+            "seed": 77,
+            "repetition_penalty": 1.2,
+            "policy": "threshold",
+            "threshold": 0.3,
+            "tokens_per_step": 3,
+        },
+        steering=SteeringParams(
+            interventions=(
+                inject(schedule="hard_cutoff", cutoff_tokens=5),
+                inject(concept_ids=(6,), layer=2, schedule="hard_cutoff", cutoff_tokens=13),
+            )
+        ),
+        is_known_to_package=False,
+    ),
     "sampled, entropy-adaptive": Setting(
         sampling={"temperature": None, "repetition_penalty": 1.1, "seed": 11}, is_known_to_package=False
     ),
@@ -233,13 +268,17 @@ def compare(oracle: Oracle, case: Case, output: Output) -> Comparison:
     # From nothing, all positions are alike at first, and the package leaves the choice to rounding.
     if case.is_on_grid and case.request.prompt_token_ids and setting.is_known_to_package:
         sampling = case.request.sampling
-        choices = oracle.generate_full(
-            case.request.prompt_token_ids,
-            case.request.max_tokens,
-            tokens_per_step=sampling.tokens_per_step or 1,
-            repetition_penalty=sampling.repetition_penalty,
-            steering=setting.package_steering,
-        )
+        prompt, max_tokens, steering = case.request.prompt_token_ids, case.request.max_tokens, setting.package_steering
+        if sampling.cfg_scale:
+            choices = oracle.generate_guided(prompt, max_tokens, cfg_scale=sampling.cfg_scale, steering=steering)
+        else:
+            choices = oracle.generate_full(
+                prompt,
+                max_tokens,
+                tokens_per_step=sampling.tokens_per_step or 1,
+                repetition_penalty=sampling.repetition_penalty,
+                steering=steering,
+            )
         result.add(compare_commits(output.commits, choices))
     return result
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.output import FinishReason
 from engine.request import GenerateRequest, SamplingParams, SteeringParams
-from tests.oracle import Choice, Oracle, Overrides
+from tests.oracle import Choice, Oracle, Overrides, guided
 
 Uniform = Callable[[int, int, int], float]
 """(seed, absolute position, choice index) -> a number in [0, 1)."""
@@ -55,6 +55,10 @@ def generate(model: Oracle, request: GenerateRequest, uniform: Uniform | None = 
             ]
             # Later blocks are invisible to this one, so leaving them out changes nothing.
             seen = model.forward(ids[:stop], injections, overrides)
+            if sampling.cfg_scale:
+                # The copy knows what has been generated, but masks stand where the prompt was, and they are injected.
+                copied = [model.mask_id] * len(prompt) + ids[len(prompt) : stop]
+                seen = guided(seen, model.forward(copied, injections, overrides), sampling.cfg_scale)
             present = set(ids)
             scores = {p: adjusted(seen.logits_SV[p], model, request, p, present, ends, suppression_V) for p in masked}
             confidence = {p: float(scores[p].softmax(dim=-1).max()) for p in masked}

@@ -18,6 +18,9 @@ from .overrides import OverridePlan, SetWeights, is_any_of
 NOTHING = -1
 """Instead of a concept's id."""
 
+NOTHING = -1
+"""Instead of a concept's id."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadExplanation:
@@ -105,6 +108,42 @@ def _explain_head(
         contributions_MK=contributions_MK,
         # Along a row torch adds in an order that follows from the address of its start; columns are all added alike.
         total_M=contributions_MK.T.contiguous().sum(dim=0),
+    )
+
+
+def guided(
+    conditional: Explanation, unconditional: Explanation, target_logit_M: Tensor, scale_M: Tensor
+) -> Explanation:
+    """The explanation of guided logits, which are (scale + 1) * conditional - scale * unconditional ones.
+
+    So is each concept's contribution, where a concept that is not reported in one of the two contributes nothing there.
+    Weights are the conditional ones, 0 where only the unconditional pass reports the concept. A head has 2 * K entries;
+    those left over are `NOTHING`. `target_logit_M` and `scale_M`: float32, the guided logit and cfg_scale.
+    """
+    known = _guided_head(conditional.known, unconditional.known, scale_M)
+    discovered = _guided_head(conditional.discovered, unconditional.discovered, scale_M)
+    return Explanation(known, discovered, target_logit_M - (known.total_M + discovered.total_M))
+
+
+def _guided_head(conditional: HeadExplanation, unconditional: HeadExplanation, scale_M: Tensor) -> HeadExplanation:
+    scale_M1 = scale_M[:, None]
+    parts = ((scale_M1 + 1) * conditional.contributions_MK, -scale_M1 * unconditional.contributions_MK)
+    weights = (conditional.weights_MK, torch.zeros_like(unconditional.weights_MK))
+    # Where both report a concept, its two entries now stand side by side, the conditional one first.
+    ids_MK, order = torch.cat((conditional.ids_MK, unconditional.ids_MK), dim=1).sort(dim=1, stable=True)
+    contributions_MK, weights_MK = (torch.cat(both, dim=1).gather(1, order) for both in (parts, weights))
+    is_second_MK = torch.zeros_like(ids_MK, dtype=torch.bool)
+    is_second_MK[:, 1:] = ids_MK[:, 1:] == ids_MK[:, :-1]
+    second_MK = torch.where(is_second_MK, contributions_MK, 0.0)
+    contributions_MK = contributions_MK + second_MK.roll(-1, dims=1)
+    is_nothing_MK = is_second_MK | (ids_MK == NOTHING)
+    size_MK = torch.where(is_nothing_MK, -1.0, contributions_MK.abs())
+    order = size_MK.sort(dim=1, descending=True, stable=True).indices
+    return HeadExplanation(
+        ids_MK=torch.where(is_nothing_MK, NOTHING, ids_MK).gather(1, order),
+        weights_MK=weights_MK.gather(1, order),
+        contributions_MK=torch.where(is_nothing_MK, 0.0, contributions_MK).gather(1, order),
+        total_M=(scale_M + 1) * conditional.total_M - scale_M * unconditional.total_M,
     )
 
 

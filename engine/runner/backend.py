@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..decoding import policies, sampler, steering
+from ..decoding import guidance, policies, sampler, steering
 from ..decoding.policies import Picks
 from ..decoding.sampler import Adjustment, Choice, Chosen
 from ..model.attention import paged_attention
@@ -29,6 +29,9 @@ class Backend(Protocol):
         self, rows: RowTensors, token_RC: Tensor, position_RC: Tensor, masked_RC: Tensor, added_LRD: Tensor
     ) -> Tensor:
         """Hidden states hidden_RCD; writes the rows' pages. `added_LRD` (float32) is added at masked positions."""
+
+    def guide(self, logits_RCW: Tensor, masked_RC: Tensor, shadow_R: Tensor, guidance_R: Tensor) -> None:
+        """Make the logits of guided rows guided ones, in place, as `guidance.guide` does."""
 
     def confidence(
         self, logits_RCW: Tensor, masked_RC: Tensor, position_RC: Tensor, adjustment: Adjustment
@@ -92,6 +95,7 @@ class PlainBackend:
 
     # It could be captured, but gathers every page of the table for every row, however short the row is.
     is_capturable = False
+    guide = staticmethod(guidance.guide)
     confidence = staticmethod(sampler.confidence)
     pick = staticmethod(policies.pick)
     choose = staticmethod(sampler.choose)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ..scheduling import PlannedRow, RowKind
 
-_NUM_FIELDS = 6
+_NUM_FIELDS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class RowTensors:
-    """One pass's rows on the device, all int64. Denoise rows and drafts come first, so that logits are made for them
-    alone."""
+    """One pass's rows on the device, all int64. Denoise rows, drafts and shadows come first, so that only they get
+    logits."""
 
     lane_R: Tensor
     block_R: Tensor
@@ -29,6 +29,8 @@ class RowTensors:
     """Most commits of each row; 0 for rows that choose no tokens."""
     base_R: Tensor
     """For a draft, the row whose commit it counts on, which comes before it; for others the row itself."""
+    shadow_R: Tensor
+    """For a guided denoise row, the row of its unconditional copy; for others the row itself."""
     page_table_RB: Tensor
     """Page of each block in order; past a row's own block any page (masked by key_length)."""
 
@@ -37,8 +39,8 @@ class RowTensors:
         """Views of `pack_rows`' tensor, each contiguous."""
         fields = packed[: _NUM_FIELDS * num_rows].view(_NUM_FIELDS, num_rows)
         page_table_RB = packed[_NUM_FIELDS * num_rows :].view(num_rows, -1)
-        lane_R, block_R, page_R, key_length_R, quota_R, base_R = fields.unbind()
-        return cls(lane_R, block_R, page_R, key_length_R, quota_R, base_R, page_table_RB)
+        lane_R, block_R, page_R, key_length_R, quota_R, base_R, shadow_R = fields.unbind()
+        return cls(lane_R, block_R, page_R, key_length_R, quota_R, base_R, shadow_R, page_table_RB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,13 @@ class Batch:
 
     rows: tuple[PlannedRow, ...]
     num_denoise: int
-    """Rows that choose tokens: denoise rows, then drafts."""
+    """Rows that need logits: denoise rows, then drafts, then shadows."""
     num_picks: int
     """Most picks of any row: its commits, and one more where it predicts."""
     predicts: bool
     """Drafts ride in the pass, or may ride in the next one: rows of their sequences predict their next commit."""
+    alters: bool
+    """Some logits are altered before anything is chosen from them: a row is guided."""
     num_pages: int
     """Length of the longest page table."""
 
@@ -62,11 +66,17 @@ class Batch:
         is_draft = [row.kind is RowKind.DRAFT for row in self.rows]
         return [denoised[row.sequence.id] if is_draft[i] else i for i, row in enumerate(self.rows)]
 
+    @property
+    def shadows(self) -> list[int]:
+        """The row that guides each row: `RowTensors.shadow_R`."""
+        guiding = {row.lane: index for index, row in enumerate(self.rows) if row.kind is RowKind.SHADOW}
+        return [i if row.shadow_lane is None else guiding[row.shadow_lane] for i, row in enumerate(self.rows)]
+
 
 def make_batch(rows: tuple[PlannedRow, ...], draft_row_limit: int) -> Batch:
-    """Order the rows of a plan, at least one: denoise rows first, then drafts."""
+    """Order the rows of a plan, at least one: denoise rows first, then drafts, then shadows."""
     ordered = tuple(sorted(rows, key=lambda row: row.kind.value))
-    choosing = [row for row in ordered if row.kind in (RowKind.DENOISE, RowKind.DRAFT)]
+    choosing = [row for row in ordered if row.kind in (RowKind.DENOISE, RowKind.DRAFT, RowKind.SHADOW)]
     # A draft takes a row beside its base, and a canvas of one position has nothing to expect after its commit.
     has_room = len(ordered) <= draft_row_limit >= 2
     predicts = has_room and any(row.sequence.has_drafts and row.sequence.block_size > 1 for row in choosing)
@@ -75,6 +85,7 @@ def make_batch(rows: tuple[PlannedRow, ...], draft_row_limit: int) -> Batch:
         num_denoise=len(choosing),
         num_picks=max(int(predicts) + 1, *(row.num_commits for row in ordered)),
         predicts=predicts,
+        alters=any(row.shadow_lane is not None for row in choosing),
         num_pages=max(len(row.page_ids) for row in ordered),
     )
 
@@ -105,6 +116,7 @@ def pack_rows(batch: Batch, num_rows: int, table_length: int, *, idle_lane: int,
         [row.key_length for row in batch.rows] + [1] * num_idle,
         [row.num_commits for row in batch.rows] + [0] * num_idle,
         [*batch.bases, *range(len(batch.rows), num_rows)],
+        [*batch.shadows, *range(len(batch.rows), num_rows)],
     ]
     tables = [table + [scratch_page] * (table_length - len(table)) for table in tables]
     tables += [[scratch_page] * table_length] * num_idle

@@ -6,7 +6,7 @@ Shapes: M commits, K concepts of a head, F fields of a packed explanation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import Tensor
 from ..decoding import attribution
 from ..decoding.overrides import OverridePlan
 from ..model.steerling import SteerlingModel
-from ..output import ConceptContribution, TokenAttribution
+from ..output import Commit, ConceptContribution, TokenAttribution
+from ..request import SamplingParams
+from ..scheduling import PlannedRow
 from .lanes import Lanes
 from .transfer import HostCopy, to_device
 
@@ -37,6 +39,22 @@ class KeptCommit:
     position: int
     token_id: int
     target_logit: float
+    shadow_lane: int | None = None
+    """Of a guided commit: where the hidden state of its unconditional copy is kept."""
+    cfg_scale: float = 0.0
+    """Of a guided commit."""
+
+
+def keep(commit: Commit, row: PlannedRow, sampling: SamplingParams) -> KeptCommit:
+    """What explains a commit later that this denoise row has made."""
+    return KeptCommit(
+        lane=row.lane,
+        position=commit.position,
+        token_id=commit.token_id,
+        target_logit=commit.target_logit,
+        shadow_lane=row.shadow_lane,
+        cfg_scale=sampling.cfg_scale,
+    )
 
 
 class Explainer:
@@ -61,9 +79,10 @@ class Explainer:
             pool = torch.cuda.graph_pool_handle()
             captured = {size: self._capture(size, stream, pool) for size in reversed(sizes)}
             self._graphs = {size: captured[size] for size in sizes}
-        elif lanes.device.type == "cuda":
+        if lanes.device.type == "cuda":
             # Whatever explaining compiles or loads is there before the first request.
-            self.explain([KeptCommit(lanes.idle_lane, 0, 0, 0.0)], [None]).read()
+            nobody = KeptCommit(lanes.idle_lane, 0, 0, 0.0)
+            self.explain([nobody, replace(nobody, shadow_lane=lanes.idle_lane)], [None, None]).read()
 
     @torch.no_grad()
     def explain(self, kept: list[KeptCommit], top_k: list[int | None]) -> ExplanationInFlight:
@@ -72,21 +91,35 @@ class Explainer:
         The kept hidden states are taken before any pass that is launched later can overwrite them.
         """
         parts = []
-        for part, overrides in self._alike(kept):
+        for part, overrides, is_guided in self._alike(kept):
             # Most requests want a few concepts of some hundred: the others are not looked at.
             most = None if None in top_k[part] else max(k for k in top_k[part] if k is not None)
-            packed, num_known = self._run(kept[part], most, overrides)
+            explain = self._explain_guided if is_guided else self._run
+            packed, num_known = explain(kept[part], most, overrides)
             parts.append(_Part(HostCopy(packed[: len(kept[part])]), num_known, most, top_k[part]))
         return ExplanationInFlight(parts)
 
-    def _alike(self, kept: list[KeptCommit]) -> Iterator[tuple[slice, OverridePlan | None]]:
-        """Neighbours that can be explained at once: those of one lane that sets concept weights, or of no such lane."""
+    def _alike(self, kept: list[KeptCommit]) -> Iterator[tuple[slice, OverridePlan | None, bool]]:
+        """Neighbours that can be explained at once: those of one lane that sets concept weights, or of no such lane;
+        guided, which takes two places each, or not."""
         start = 0
-        for overrides, commits in groupby(kept, key=lambda commit: self._lanes.overrides(commit.lane)):
+        keys = groupby(kept, key=lambda commit: (self._lanes.overrides(commit.lane), commit.shadow_lane is not None))
+        for (overrides, is_guided), commits in keys:
             stop = start + sum(1 for _ in commits)
-            for first in range(start, stop, self._at_once):
-                yield slice(first, min(first + self._at_once, stop)), overrides
+            at_once = self._at_once // 2 if is_guided else self._at_once
+            for first in range(start, stop, at_once):
+                yield slice(first, min(first + at_once, stop)), overrides, is_guided
             start = stop
+
+    def _explain_guided(
+        self, kept: list[KeptCommit], most: int | None, overrides: OverridePlan | None
+    ) -> tuple[Tensor, int]:
+        copies = [replace(c, lane=c.shadow_lane) for c in kept if c.shadow_lane is not None]
+        packed_MF, num_known = self._run([*kept, *copies], None, overrides)
+        own, other = (_unpack(part, num_known) for part in packed_MF[: 2 * len(kept)].chunk(2))
+        numbers = [[c.target_logit, c.cfg_scale] for c in kept]
+        target_M, scale_M = to_device(numbers, torch.float32, self._lanes.device).unbind(dim=1)
+        return _pack(attribution.guided(own, other, target_M, scale_M), most)
 
     def _run(self, kept: list[KeptCommit], most: int | None, overrides: OverridePlan | None) -> tuple[Tensor, int]:
         if self._graphs and overrides is None:
@@ -180,6 +213,18 @@ def _pack(explanation: attribution.Explanation, most: int | None) -> tuple[Tenso
     totals = torch.stack((*(head.total_M for head in heads), explanation.epsilon_M), dim=-1)
     parts = [totals, *(part.flatten(1) for part in concepts)]
     return torch.cat(parts, dim=-1), concepts[0].shape[1]
+
+
+def _unpack(packed_MF: Tensor, num_known: int) -> attribution.Explanation:
+    """What `_pack` made `packed_MF` of, as views but for the ids."""
+    parts = (packed_MF[:, 3 : 3 + 3 * num_known], packed_MF[:, 3 + 3 * num_known :])
+    known, discovered = (
+        attribution.HeadExplanation(
+            ids_MK=part[:, ::3].long(), weights_MK=part[:, 1::3], contributions_MK=part[:, 2::3], total_M=total_M
+        )
+        for part, total_M in zip(parts, packed_MF.unbind(dim=1)[:2], strict=True)
+    )
+    return attribution.Explanation(known=known, discovered=discovered, epsilon_M=packed_MF[:, 2])
 
 
 def _attributions(part: _Part) -> list[TokenAttribution]:

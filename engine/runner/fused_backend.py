@@ -8,6 +8,7 @@ from torch import Tensor
 from ..decoding.kernels.choose import choose
 from ..decoding.kernels.commit import commit
 from ..decoding.kernels.confidence import confidence
+from ..decoding.kernels.guide import guide
 from ..decoding.kernels.pack import pack
 from ..decoding.kernels.pick import pick
 from ..model import fused
@@ -23,6 +24,7 @@ class FusedBackend:
     """Triton kernels for the released configuration (`fused_support.is_supported`); see Backend for shapes."""
 
     is_capturable = True
+    guide = staticmethod(guide)
     confidence = staticmethod(confidence)
     pick = staticmethod(pick)
     choose = staticmethod(choose)

@@ -1,9 +1,10 @@
 """Captured passes: CUDA graphs of the layers and of the choice of tokens, one of each for a bucket of rows.
 
 A pass replays two: the layers', for its length of page table, and the choice's, for its number of picks a row. They
-meet in a canvas that all buckets share, as they share the logits. Whatever else a pass needs it finds in the lanes, so
-no mix of phases, steering, attribution, policies or sampling ever needs another graph. Only where a row sets concept
-weights is the choice made kernel by kernel, because what is to be done then differs from request to request.
+meet in a canvas that all buckets share, as they share the logits. Passes with guided rows have choices of their own, so
+that others do not carry what guidance takes. Whatever else a pass needs it finds in the lanes, so no mix of phases,
+steering, attribution, policies or sampling ever needs another graph. Only where a row sets concept weights is the
+choice made kernel by kernel, because what is to be done then differs from request to request.
 
 Shapes: R rows, C canvas positions, D model width, W padded vocabulary.
 """
@@ -48,8 +49,8 @@ class _Bucket:
     """The rows' fields without their page tables, which the choice reads."""
     layers: dict[tuple[int, bool], _Layers] = field(default_factory=dict)
     """By length of page table, and whether there may be drafts."""
-    choices: dict[tuple[int, bool], tuple[_Graph, Decision]] = field(default_factory=dict)
-    """By picks a row, and whether rows predict."""
+    choices: dict[tuple[int, bool, bool], tuple[_Graph, Decision]] = field(default_factory=dict)
+    """By picks a row, whether rows predict, and whether logits are altered."""
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
@@ -111,21 +112,22 @@ class GraphedPasses:
         layers.graph.replay()
         if batch.num_denoise == 0:
             return None
-        num_picks = _first_at_least(self._picks_for(batch.predicts), batch.num_picks)
+        num_picks = _first_at_least(self._picks_for(batch.predicts, batch.alters), batch.num_picks)
         if overrides:
             # With the very shapes of the graph, for which all kernels are compiled.
-            return self._decide(bucket.fields, num_rows, num_picks, batch.predicts, overrides)
-        graph, decision = bucket.choices[num_picks, batch.predicts]
+            return self._decide(bucket.fields, num_rows, num_picks, batch.predicts, batch.alters, overrides)
+        graph, decision = bucket.choices[num_picks, batch.predicts, batch.alters]
         graph.replay()
         return decision
 
-    def _picks_for(self, predicts: bool) -> tuple[int, ...]:
-        return tuple(sorted({2, self._picks[-1]})) if predicts else self._picks
+    def _picks_for(self, predicts: bool, alters: bool) -> tuple[int, ...]:
+        few = {2} if predicts else {1} if alters else set(self._picks)
+        return tuple(sorted(few | {self._picks[-1]}))
 
     def _capture_bucket(self, num_rows: int) -> _Bucket:
         program, device = self._program, self._program.lanes.device
         canvas = self._canvas.first(num_rows)
-        idle = Batch((), 0, 0, False, 0)
+        idle = Batch((), num_denoise=0, num_picks=0, predicts=False, alters=False, num_pages=0)
         fields = self._pack(idle, num_rows, 0).to(device)
         bucket = _Bucket(fields)
         modes = (False, True) if num_rows in self._drafting else (False,)
@@ -139,12 +141,15 @@ class GraphedPasses:
                     canvas.copy_(program.forward(rows, predicts=predicts))
 
                 bucket.layers[table_length, predicts] = _Layers(inputs, self._capture(layers)[0])
-            for num_picks in self._picks_for(predicts):
+            for alters in (False, True):
+                for num_picks in self._picks_for(predicts, alters):
 
-                def choice(num_picks: int = num_picks, predicts: bool = predicts) -> Decision:
-                    return self._decide(fields, num_rows, num_picks, predicts)
+                    def choice(
+                        num_picks: int = num_picks, predicts: bool = predicts, alters: bool = alters
+                    ) -> Decision:
+                        return self._decide(fields, num_rows, num_picks, predicts, alters)
 
-                bucket.choices[num_picks, predicts] = self._capture(choice)
+                    bucket.choices[num_picks, predicts, alters] = self._capture(choice)
         return bucket
 
     def _decide(
@@ -153,6 +158,7 @@ class GraphedPasses:
         num_rows: int,
         num_picks: int,
         predicts: bool,
+        alters: bool,
         overrides: Mapping[int, OverridePlan] | None = None,
     ) -> Decision:
         return self._program.decide(
@@ -161,6 +167,7 @@ class GraphedPasses:
             num_rows,
             num_picks,
             predicts=predicts,
+            alters=alters,
             logits_out=self._logits_RCW[:num_rows],
             overrides=overrides,
         )

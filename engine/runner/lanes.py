@@ -58,6 +58,8 @@ class Lanes:
         """As `policies.policy_id` numbers them."""
         self.policy_parameter_N = lane_tensor(dtype=torch.float32)
         self.penalty_N = lane_tensor(dtype=torch.float32)
+        self.guidance_N = lane_tensor(dtype=torch.float32)
+        """cfg_scale + 1: how far from the unconditional logits towards the conditional ones, and past them."""
         self.temperature_N = lane_tensor(dtype=torch.float32)
         self.top_p_N = lane_tensor(dtype=torch.float32)
         self.top_k_N = lane_tensor(dtype=torch.int64)
@@ -108,9 +110,19 @@ class Lanes:
         """Where `hidden_NCD` keeps the hidden state of a position (int64, any shape)."""
         return position % self.hidden_NCD.shape[1]
 
-    def write(self, lane: int, sequence: Sequence, sampling: SamplingParams, seed: int, steering: SteeringPlan) -> None:
-        """Put a sequence, new or resumed, into a lane."""
-        token_ids = to_device(sequence.token_ids, torch.int64, self.device)
+    def write(
+        self,
+        lane: int,
+        sequence: Sequence,
+        sampling: SamplingParams,
+        seed: int,
+        steering: SteeringPlan,
+        *,
+        is_shadow: bool = False,
+    ) -> None:
+        """Put a sequence, new or resumed, into a lane, or its unconditional copy."""
+        known = sequence.unconditional_token_ids if is_shadow else sequence.token_ids
+        token_ids = to_device(known, torch.int64, self.device)
         self.token_ids_NS[lane].fill_(self.config.pad_token_id)
         self.token_ids_NS[lane, : len(token_ids)] = token_ids
         self._write_numbers(lane, sequence, sampling, seed)
@@ -154,6 +166,7 @@ class Lanes:
         real = (
             (self.policy_parameter_N, sampling.policy_parameter or 0.0),
             (self.penalty_N, sampling.repetition_penalty),
+            (self.guidance_N, sampling.cfg_scale + 1),
             (self.temperature_N, sampling.effective_temperature),
             (self.top_p_N, sampling.effective_top_p),
             (self.min_p_N, sampling.min_p or 0.0),

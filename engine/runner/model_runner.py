@@ -171,7 +171,13 @@ class ModelRunner:
         if batch.num_denoise == 0:
             return None
         return self._program.decide(
-            tensors, canvas, batch.num_denoise, batch.num_picks, predicts=batch.predicts, overrides=overrides
+            tensors,
+            canvas,
+            batch.num_denoise,
+            batch.num_picks,
+            predicts=batch.predicts,
+            alters=batch.alters,
+            overrides=overrides,
         )
 
     @torch.no_grad()

@@ -96,6 +96,7 @@ class PassProgram:
         num_picks: int,
         *,
         predicts: bool = False,
+        alters: bool = False,
         logits_out: Tensor | None = None,
         overrides: Mapping[int, OverridePlan] | None = None,
     ) -> Decision:
@@ -103,14 +104,20 @@ class PassProgram:
 
         Needs nothing of `forward` but the canvas, and K = `num_picks` may exceed what any row commits: what is no
         commit costs next to nothing. With `predicts`, which takes K of 2 at least, drafts commit where their base's
-        commit is the expected one, and lanes with drafts learn what to expect next. `logits_out`, [D, C, W] in the
-        model's dtype, is where logits go if given. `overrides` are the concept weights that rows set, by row: work
-        that differs from pass to pass, so a graph cannot have it.
+        commit is the expected one, and lanes with drafts learn what to expect next. With `alters`, rows with shadows
+        are guided, and their commits go to both lanes. `logits_out`, [D, C, W] in the model's dtype, is where logits go
+        if given. `overrides` are the concept weights that rows set, by row: work that differs from pass to pass, so a
+        graph cannot have it.
         """
         lanes, lane_D = self.lanes, rows.lane_R[:num_denoise]
         hidden_DCD = canvas.hidden_RCD[:num_denoise]
         position_DC, masked_DC = canvas.position_RC[:num_denoise], canvas.masked_RC[:num_denoise]
         logits_DCW = self._logits(hidden_DCD, masked_DC, overrides or {}, logits_out)
+        shadow_D = rows.shadow_R[:num_denoise]
+        if alters:
+            # Of a shadow nothing is chosen: its logits serve here, and need not be read again.
+            masked_DC = masked_DC & (rows.quota_R[:num_denoise] > 0)[:, None]
+            self.backend.guide(logits_DCW, masked_DC, shadow_D, lanes.guidance_N[lane_D])
         adjustment = lanes.adjustment(lane_D)
         confidence_DC, entropy_DC, is_finite_DC = self.backend.confidence(
             logits_DCW, masked_DC, position_DC, adjustment
@@ -147,6 +154,8 @@ class PassProgram:
             base_D = rows.base_R[:num_denoise]
             is_commit_DK, own_lane_D = self._confirm(base_D, lane_D, quota_D, picks, chosen.token_RK)
         self.backend.commit(lanes, own_lane_D, position_DC, hidden_DCD, picks.pick_RK, chosen.token_RK, is_commit_DK)
+        if alters:
+            self._commit_to_shadows(lane_D, shadow_D, position_DC, hidden_DCD, picks, chosen.token_RK, is_commit_DK)
         # A draft's lane still has what the draft was made for.
         packed_DKF = self.backend.pack(picks, chosen, is_commit_DK, lane_D, lanes.draft_position_N, lanes.draft_token_N)
         return Decision(packed_DKF=packed_DKF, pick_DK=picks.pick_RK, logits_DCW=logits_DCW)
@@ -173,6 +182,24 @@ class PassProgram:
             # A quantised or batch-invariant head says itself where its result is.
             out.copy_(head(composed_MD).view_as(out))
         return out
+
+    def _commit_to_shadows(
+        self,
+        lane_D: Tensor,
+        shadow_D: Tensor,
+        position_DC: Tensor,
+        hidden_DCD: Tensor,
+        picks: Picks,
+        token_DK: Tensor,
+        is_commit_DK: Tensor,
+    ) -> None:
+        """Write the commits of guided rows into their shadows' lanes too, with the shadows' own hidden states."""
+        is_guided_D = shadow_D != torch.arange(len(shadow_D), device=shadow_D.device)
+        is_commit_DK = is_commit_DK & is_guided_D[:, None]
+        hidden_DCD = hidden_DCD[shadow_D]
+        self.backend.commit(
+            self.lanes, lane_D[shadow_D], position_DC, hidden_DCD, picks.pick_RK, token_DK, is_commit_DK
+        )
 
     def _confirm(
         self, base_D: Tensor, lane_D: Tensor, quota_D: Tensor, picks: Picks, token_DK: Tensor

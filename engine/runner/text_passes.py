@@ -111,6 +111,7 @@ class TextPasses:
             key_length_R=key_length_R,
             quota_R=nothing_R,
             base_R=nothing_R,
+            shadow_R=nothing_R,
             page_table_RB=table_RB,
         )
         # Masks in a text are no canvas: nothing is added to them.

@@ -15,9 +15,11 @@ from .plan import (
     SequenceFinished,
 )
 from .prefix_index import ROOT_KEY, PrefixChanges, PrefixIndex, prefix_key, prefix_keys
+from .requested import make_sequence
 from .rows import Outlook
 from .scheduler import Scheduler
 from .sequence import Sequence, Status
+from .shadow import Shadow
 
 __all__ = [
     "ROOT_KEY",
@@ -39,7 +41,9 @@ __all__ = [
     "Scheduler",
     "Sequence",
     "SequenceFinished",
+    "Shadow",
     "Status",
+    "make_sequence",
     "prefix_key",
     "prefix_keys",
 ]

@@ -16,10 +16,13 @@ class RowKind(enum.Enum):
     """Choose tokens for masked positions of the canvas."""
     DRAFT = 1
     """Choose a token for the canvas as it will be if the lane's prediction of this pass's commit comes true."""
-    SEAL = 2
+    SHADOW = 2
+    """The canvas of a sequence's unconditional copy, whose logits guide the denoise row in the same pass."""
+    SEAL = 3
     """Write the final keys and values of a block that was finished on this lane."""
-    PREFILL = 3
-    """The same for a block whose tokens the lane has not seen: of the prompt, or finished before a preemption."""
+    PREFILL = 4
+    """The same for a block whose tokens the lane has not seen, of the prompt or finished before a preemption, and for
+    one of an unconditional copy whose alphas have changed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +43,10 @@ class PlannedRow:
     num_certain_commits: int
     """Tokens that it commits for certain, unless the text ends or its logits are not finite: what may be counted on
     before the pass has run."""
+    is_shadow: bool = False
+    """Lane and pages are those of the sequence's unconditional copy; so are a SHADOW row's."""
+    shadow_lane: int | None = None
+    """Of a DENOISE row with a SHADOW row beside it: that one's lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,8 @@ class Admission:
     lane: int
     num_cached_tokens: int
     """Tokens whose pages came from the prefix index."""
+    shadow_lane: int | None = None
+    """The lane of its unconditional copy, if it is guided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Plan:
     """
 
     rows: tuple[PlannedRow, ...]
-    """Denoise rows, then drafts, seal rows and prefill rows. Their order means nothing for the results, since
+    """Denoise rows, then drafts, shadows, seal rows and prefill rows. Their order means nothing for the results, since
     every row writes its keys and values before any row attends. None if all that runs awaits results."""
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[Preemption, ...] = ()
@@ -87,6 +96,11 @@ class Plan:
     def draft_rows(self) -> tuple[PlannedRow, ...]:
         """Rows that may add a commit to the one of their sequence's denoise row, whose result tells of both."""
         return self.of_kind(RowKind.DRAFT)
+
+    @property
+    def shadow_rows(self) -> tuple[PlannedRow, ...]:
+        """Canvases of unconditional copies, one for each guided sequence's denoise row."""
+        return self.of_kind(RowKind.SHADOW)
 
     @property
     def seal_rows(self) -> tuple[PlannedRow, ...]:

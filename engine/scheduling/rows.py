@@ -6,10 +6,12 @@ Knows sequences, what of them is in flight, and the budget. Must not know pools,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from .plan import PlannedRow, RowKind
 from .sequence import Sequence
+from .shadow import Shadow
 
 _WRITING = (RowKind.SEAL, RowKind.PREFILL)
 
@@ -45,11 +47,37 @@ class Outlook:
     """Most positions of that canvas that can still be masked. 0: the text has ended, which the results will tell."""
     has_begun: bool
     """That canvas has had a denoising step, or one of it is in flight."""
+    num_shadow_sealed: int = 0
+    """As `num_sealed`, of the unconditional copy."""
+    awaits_cutoff: bool = False
+    """The passes in flight may end a steering schedule, and what comes next depends on whether they do."""
 
     @property
     def is_prefilling(self) -> bool:
-        """True while blocks finished before the lane was given still need rows."""
-        return self.num_sealed < self.sequence.num_prefill_blocks
+        """True while blocks finished before the lane was given, or stale ones of the copy, still need rows."""
+        shadow = self.sequence.shadow
+        is_shadow_prefilling = shadow is not None and self.num_shadow_sealed < shadow.num_prefill_blocks
+        return self.num_sealed < self.sequence.num_prefill_blocks or is_shadow_prefilling
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Rows that takes."""
+        shadow = self.sequence.shadow
+        num_of_shadow = 0 if shadow is None else max(shadow.num_prefill_blocks - self.num_shadow_sealed, 0)
+        return max(self.sequence.num_prefill_blocks - self.num_sealed, 0) + num_of_shadow
+
+    @property
+    def is_idle(self) -> bool:
+        """True while its canvas has no rows: it awaits results, or a page."""
+        has_page = len(self.sequence.page_ids) > self.canvas
+        return self.num_masked == 0 or not has_page or self.awaits_cutoff
+
+    def after_prefill(self) -> Outlook:
+        """The same once all that `num_to_prefill` counts is written."""
+        shadow = self.sequence.shadow
+        num_of_shadow = 0 if shadow is None else max(shadow.num_prefill_blocks, self.num_shadow_sealed)
+        num_sealed = max(self.sequence.num_prefill_blocks, self.num_sealed)
+        return replace(self, num_sealed=num_sealed, num_shadow_sealed=num_of_shadow)
 
 
 def look_ahead(sequence: Sequence, in_flight: Iterable[PlannedRow]) -> Outlook:
@@ -58,14 +86,14 @@ def look_ahead(sequence: Sequence, in_flight: Iterable[PlannedRow]) -> Outlook:
     A block ends for certain when its last masked positions are committed for certain; the text may end sooner, at a
     token that nobody has read yet. Then what was planned beyond it is dropped with the sequence.
     """
+    in_flight = list(in_flight)
     num_sealed = sequence.num_sealed
     canvas = sequence.block
     num_masked, has_begun = sequence.num_masked(sequence.block), sequence.has_begun_canvas
     for row in in_flight:
-        if row.kind is RowKind.DRAFT:
+        if row.kind is RowKind.DRAFT or row.is_shadow:
             continue
-        if row.kind is not RowKind.DENOISE or row.block < sequence.block:
-            # A denoise row that found no masks has written final keys and values.
+        if _is_written(row):
             num_sealed += 1
             continue
         assert row.block == canvas, f"{sequence.id}: block {row.block} is in flight, the canvas is {canvas}"
@@ -77,7 +105,23 @@ def look_ahead(sequence: Sequence, in_flight: Iterable[PlannedRow]) -> Outlook:
         else:
             canvas, has_begun = canvas + 1, False
             num_masked = sequence.num_masked(canvas)
-    return Outlook(sequence=sequence, num_sealed=num_sealed, canvas=canvas, num_masked=num_masked, has_begun=has_begun)
+    found = Outlook(sequence=sequence, num_sealed=num_sealed, canvas=canvas, num_masked=num_masked, has_begun=has_begun)
+    return found if sequence.shadow is None else _with_shadow(found, sequence.shadow, in_flight)
+
+
+def _with_shadow(outlook: Outlook, shadow: Shadow, in_flight: list[PlannedRow]) -> Outlook:
+    num_committed = outlook.sequence.num_committed
+    most = num_committed + sum(row.num_commits for row in in_flight)
+    return replace(
+        outlook,
+        num_shadow_sealed=shadow.num_sealed + sum(row.is_shadow and _is_written(row) for row in in_flight),
+        awaits_cutoff=shadow.may_pass_cutoff(num_committed, most),
+    )
+
+
+def _is_written(row: PlannedRow) -> bool:
+    """True for rows that leave final keys and values; a canvas that found no masks has written them too."""
+    return row.kind in _WRITING or row.block < row.sequence.block
 
 
 def choose_rows(
@@ -93,10 +137,10 @@ def choose_rows(
     decoding = [o for o in running if not o.is_prefilling]
     rows: list[PlannedRow] = []
     for outlook in sorted(decoding, key=lambda o: (o.sequence.priority, o.sequence.last_turn, o.sequence.arrival)):
-        new_rows = decode_rows(outlook)
+        new_rows = decode_rows(outlook, budget.max_rows)
         if len(rows) + len(new_rows) <= budget.max_rows - budget.num_reserved:
             rows += new_rows
-    being_written = {_shared_key(row) for row in [*rows, *in_flight] if row.kind in _WRITING}
+    being_written = {_shared_key(row) for row in [*rows, *in_flight] if row.kind in _WRITING and not row.is_shadow}
     rows += _prefill_rows([o for o in running if o.is_prefilling], budget, len(rows), being_written)
     rows += _draft_rows(decoding, rows, budget)
     return tuple(sorted(rows, key=lambda row: row.kind.value))
@@ -109,17 +153,22 @@ def _in_step(running: Iterable[Outlook]) -> list[Outlook]:
     return [o for o in running if is_between or o.has_begun or o.is_prefilling]
 
 
-def decode_rows(outlook: Outlook) -> list[PlannedRow]:
+def decode_rows(outlook: Outlook, max_rows: int) -> list[PlannedRow]:
     """The canvas's denoise row and, if the block before is finished but not sealed, its seal row.
 
-    None for a sequence that awaits results, of its text's last commits or before it gives up its pages.
+    None for a sequence that awaits results, of its text's last commits or before it gives up its pages. A guided one
+    has both rows of its copy beside them; where four are more than a pass has, those that seal come first.
     """
     sequence, canvas = outlook.sequence, outlook.canvas
-    if outlook.num_masked == 0 or len(sequence.page_ids) == canvas:
+    if outlook.is_idle:
         return []
     assert canvas - outlook.num_sealed in (0, 1), f"{sequence.id}: {outlook.num_sealed} sealed, canvas {canvas}"
-    seal = [_write_row(sequence, RowKind.SEAL, b) for b in range(outlook.num_sealed, canvas)]
-    return [*seal, _denoise_row(outlook)]
+    seals = [_write_row(sequence, RowKind.SEAL, b) for b in range(outlook.num_sealed, canvas)]
+    rows = [_denoise_row(outlook)]
+    if sequence.shadow is not None:
+        seals += [_shadow_row(sequence, RowKind.SEAL, b) for b in range(outlook.num_shadow_sealed, canvas)]
+        rows.append(_shadow_row(sequence, RowKind.SHADOW, canvas))
+    return [*seals, *rows] if len(seals) + len(rows) <= max_rows else seals
 
 
 def _prefill_rows(
@@ -129,20 +178,29 @@ def _prefill_rows(
     rows: list[PlannedRow] = []
     num_prefill = 0
     for outlook in prefilling:
-        sequence = outlook.sequence
-        for block in range(outlook.num_sealed, sequence.num_prefill_blocks):
-            row = _write_row(sequence, RowKind.PREFILL, block)
-            is_full = num_taken + len(rows) == budget.max_rows or num_prefill == budget.max_prefill_rows
-            is_written = budget.share_prefixes and _shared_key(row) in being_written
-            if is_full or is_written:
-                break
-            being_written.add(_shared_key(row))
-            rows.append(row)
-            num_prefill += 1
-        else:
-            # In lockstep a canvas begins with the others, in a pass of its own.
-            if num_taken + len(rows) < budget.max_rows and not budget.is_lockstep:
-                rows.append(_denoise_row(outlook))
+        wanted = _rows_to_prefill(outlook, being_written if budget.share_prefixes else set())
+        room = min(budget.max_rows - num_taken - len(rows), budget.max_prefill_rows - num_prefill)
+        wanted = wanted[:room]
+        being_written |= {_shared_key(row) for row in wanted if not row.is_shadow}
+        rows += wanted
+        num_prefill += len(wanted)
+        # In lockstep a canvas begins with the others, in a pass of its own.
+        if len(wanted) == outlook.num_to_prefill and not budget.is_lockstep:
+            canvas_rows = decode_rows(outlook.after_prefill(), budget.max_rows)
+            if num_taken + len(rows) + len(canvas_rows) <= budget.max_rows:
+                rows += canvas_rows
+    return rows
+
+
+def _rows_to_prefill(outlook: Outlook, being_written: set[bytes | None]) -> list[PlannedRow]:
+    """Those of the sequence, up to a block that is being written, and all of its copy's, which nobody else writes."""
+    sequence, shadow = outlook.sequence, outlook.sequence.shadow
+    blocks = range(outlook.num_sealed, sequence.num_prefill_blocks)
+    rows = [_write_row(sequence, RowKind.PREFILL, block) for block in blocks]
+    rows = list(takewhile(lambda row: _shared_key(row) not in being_written, rows))
+    if shadow is not None:
+        of_shadow = range(outlook.num_shadow_sealed, shadow.num_prefill_blocks)
+        rows += [_shadow_row(sequence, RowKind.PREFILL, block) for block in of_shadow]
     return rows
 
 
@@ -164,11 +222,20 @@ def _denoise_row(outlook: Outlook) -> PlannedRow:
     sequence = outlook.sequence
     num_commits = min(sequence.tokens_per_step, outlook.num_masked)
     num_certain = 1 if sequence.is_adaptive else num_commits
-    return _row(sequence, RowKind.DENOISE, outlook.canvas, num_commits, num_certain)
+    row = _row(sequence, RowKind.DENOISE, outlook.canvas, num_commits, num_certain)
+    return row if sequence.shadow is None else replace(row, shadow_lane=sequence.shadow.lane)
 
 
 def _write_row(sequence: Sequence, kind: RowKind, block: int) -> PlannedRow:
     return _row(sequence, kind, block, 0, 0)
+
+
+def _shadow_row(sequence: Sequence, kind: RowKind, block: int) -> PlannedRow:
+    """A row of the unconditional copy, in place of its sequence's."""
+    shadow = sequence.shadow
+    assert shadow is not None and shadow.lane is not None, f"{sequence.id} has no copy that runs"
+    row = _write_row(sequence, kind, block)
+    return replace(row, lane=shadow.lane, page_ids=tuple(shadow.page_ids[: block + 1]), is_shadow=True)
 
 
 def _row(sequence: Sequence, kind: RowKind, block: int, num_commits: int, num_certain_commits: int) -> PlannedRow:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from ..config import EngineConfig
 from ..errors import QueueFull
 from ..output import FinishReason
+from .integrity import check_running
 from .lending import PageLending
 from .page_pool import PagePool
 from .plan import (
@@ -76,7 +77,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences with a lane: also the lanes in use."""
+        """Sequences with a lane; a guided one has two."""
         return len(self._running)
 
     @property
@@ -110,7 +111,8 @@ class Scheduler:
 
     def num_own_pages(self, sequence: Sequence) -> int:
         """Pages that only this sequence holds: they come free, or stay cached, when it ends."""
-        return sum(self._pool.num_holders(page_id) == 1 for page_id in sequence.page_ids)
+        shadow_pages = [] if sequence.shadow is None else sequence.shadow.page_ids
+        return sum(self._pool.num_holders(page_id) == 1 for page_id in [*sequence.page_ids, *shadow_pages])
 
     def take_prefix_changes(self, *, everything: bool = False) -> PrefixChanges:
         """Prefix keys that others may share since this was last called, and those no longer; or all there are."""
@@ -143,7 +145,8 @@ class Scheduler:
         self.check_room()
         assert sequence.id not in self._sequences, f"{sequence.id} has not ended"
         assert sequence.is_waiting and sequence.block_size == self._block_size, sequence.id
-        num_pages = len(sequence.token_ids) // self._block_size
+        num_pages = sequence.num_lanes * len(sequence.token_ids) // self._block_size
+        assert sequence.num_lanes <= self._config.num_lanes, f"{sequence.id} can never run: it needs two lanes"
         assert num_pages <= self._pool.num_pages, f"{sequence.id} can never run: it needs {num_pages} pages"
         self._sequences[sequence.id] = sequence
         insort(self._waiting, sequence, key=_order)
@@ -224,13 +227,15 @@ class Scheduler:
         for row in live:
             if row.kind is RowKind.DRAFT:
                 continue
-            if row.kind is RowKind.DENOISE and row.block == row.sequence.block:
+            if row.kind not in (RowKind.DENOISE, RowKind.SHADOW):
+                self._seal(row)
+            elif row.block < row.sequence.block:
+                # Where a block turned out to be finished, the denoise row on its way found no masks: it sealed.
+                assert row.sequence.is_adaptive, f"{row.sequence.id}: a late row"
+                self._seal(row)
+            elif row.kind is RowKind.DENOISE:
                 assert row.sequence.id in result_of, f"{row.sequence.id} has no result"
                 denoised.append(row)
-            else:
-                # Where a block turned out to be finished, the denoise row on its way found no masks: it sealed.
-                assert row.kind is not RowKind.DENOISE or row.sequence.is_adaptive, f"{row.sequence.id}: a late row"
-                self._seal(row)
         return [change for row in denoised for change in self._denoise(row, result_of[row.sequence.id])]
 
     def is_in_flight(self, row: PlannedRow) -> bool:
@@ -245,23 +250,13 @@ class Scheduler:
         for page_id in self.lending.page_ids:
             num_holders[page_id] += 1
         for sequence in self._running:
-            assert sequence.is_running and sequence.lane is not None, sequence.id
-            canvas = self._look_ahead(sequence).canvas
-            # Only a sequence that is about to begin a canvas may still lack its page.
-            has_canvas_page = len(sequence.page_ids) == canvas + 1
-            assert has_canvas_page or len(sequence.page_ids) == canvas >= sequence.num_prefill_blocks + 1
-            assert sequence.block - 1 <= sequence.num_sealed <= sequence.block or sequence.is_prefilling, sequence.id
-            for block, page_id in enumerate(sequence.page_ids):
-                num_holders[page_id] += 1
-                if block >= sequence.num_sealed:
-                    assert self._pool.num_holders(page_id) == 1, f"{sequence.id}: unsealed block {block} is shared"
-                    assert page_id not in self._prefix_index, f"{sequence.id}: unsealed block {block} is indexed"
+            check_running(self._look_ahead(sequence), self._pool, self._prefix_index, num_holders)
         for page_id, expected in enumerate(num_holders):
             assert self._pool.num_holders(page_id) == expected, f"page {page_id} has {expected} holders"
         for sequence in self._waiting:
-            assert sequence.is_waiting and sequence.lane is None and not sequence.page_ids, sequence.id
-        lanes = [sequence.lane for sequence in self._running] + self._free_lanes
-        assert sorted(lane for lane in lanes if lane is not None) == list(range(self._config.num_lanes)), lanes
+            assert sequence.is_waiting and not sequence.lanes and not sequence.page_ids, sequence.id
+        lanes = [lane for sequence in self._running for lane in sequence.lanes] + self._free_lanes
+        assert sorted(lanes) == list(range(self._config.num_lanes)), lanes
         for queue in (self._waiting, self._running):
             assert queue == sorted(queue, key=_order), "a queue is out of order"
         assert all(rows and sequence.is_running for sequence, rows in self._in_flight.items())
@@ -280,7 +275,8 @@ class Scheduler:
     def _adopt_prefilled(self, sequence: Sequence) -> None:
         """Take up pages that others have sealed since: blocks found this way need no prefill row."""
         # Not while rows of its own are on their way to write these blocks.
-        while sequence.is_prefilling and sequence not in self._in_flight:
+        is_written = any(not row.is_shadow for row in self._in_flight.get(sequence, ()))
+        while sequence.is_prefilling and not is_written:
             page_id = self._prefix_index.find(sequence.prefix_key(sequence.num_sealed))
             if page_id is None:
                 break
@@ -295,13 +291,15 @@ class Scheduler:
             if sequence.is_running and len(sequence.page_ids) == self._look_ahead(sequence).canvas:
                 while self._may_preempt_for(sequence):
                     preempted.append(self._preempt_last())
-                if sequence.lane is not None and self._pool.num_available:
+                if sequence.lane is not None and self._pool.num_available >= sequence.num_lanes:
                     sequence.page_ids.append(self._pool.allocate())
+                    if sequence.shadow is not None:
+                        sequence.shadow.page_ids.append(self._pool.allocate())
         return preempted
 
     def _may_preempt_for(self, sequence: Sequence) -> bool:
         """True while pages lack, the sequence runs, and the one that would go loses no work if it is this one."""
-        if self._pool.num_available or not sequence.is_running:
+        if self._pool.num_available >= sequence.num_lanes or not sequence.is_running:
             return False
         # It waits for the results of its own rows first, or it would make the same commits for ever.
         return sequence is not self._running[-1] or sequence not in self._in_flight
@@ -322,20 +320,23 @@ class Scheduler:
     def _admit(self) -> list[Admission]:
         """Give lanes to the head of the queue while there are lanes and pages for it."""
         admitted = []
-        while self._waiting and self._free_lanes and not self.lending.has_turn:
+        while self._has_lanes_for_head() and not self.lending.has_turn:
             sequence = self._waiting[0]
             # At first admission the blocks before the canvas are the prompt's complete ones, after a
             # preemption all finished ones.
             found = self._prefix_index.longest_match(sequence.prefix_key(b) for b in range(sequence.block))
-            num_new = sequence.block + 1 - len(found)
+            num_blocks = sequence.block + 1
+            num_new = sequence.num_lanes * num_blocks - len(found)
             if num_new > self._pool.num_available - sum(map(self._pool.is_cached, found)):
                 break
             # Hold what was found before allocating: allocation evicts cached pages.
             for page_id in found:
                 self._pool.hold(page_id)
-            new_pages = [self._pool.allocate() for _ in range(num_new)]
-            lane = heapq.heappop(self._free_lanes)
-            sequence.take_lane(lane, found + new_pages, len(found))
+            page_ids = found + [self._pool.allocate() for _ in range(num_new)]
+            lanes = [heapq.heappop(self._free_lanes) for _ in range(sequence.num_lanes)]
+            sequence.take_lane(lanes[0], page_ids[:num_blocks], len(found))
+            if sequence.shadow is not None:
+                sequence.shadow.take_lane(lanes[1], page_ids[num_blocks:], sequence.num_committed)
             num_cached_tokens = len(found) * self._block_size
             if sequence.num_preemptions == 0:
                 sequence.num_cached_tokens = num_cached_tokens
@@ -343,10 +344,13 @@ class Scheduler:
             self._join_line(sequence)
             del self._waiting[0]
             insort(self._running, sequence, key=_order)
-            admitted.append(Admission(sequence, lane, num_cached_tokens))
+            admitted.append(Admission(sequence, lanes[0], num_cached_tokens, *lanes[1:]))
             self.lending.admitted()
-        self.lending.hold_up(self._waiting[0] if self._waiting and self._free_lanes else None)
+        self.lending.hold_up(self._waiting[0] if self._has_lanes_for_head() else None)
         return admitted
+
+    def _has_lanes_for_head(self) -> bool:
+        return bool(self._waiting) and len(self._free_lanes) >= self._waiting[0].num_lanes
 
     def _join_line(self, sequence: Sequence) -> None:
         """Put the sequence behind all others in the line for denoise rows."""
@@ -356,6 +360,11 @@ class Scheduler:
     def _seal(self, row: PlannedRow) -> None:
         """The block's final keys and values are on its page: count it, and offer the page to others."""
         sequence, block = row.sequence, row.block
+        if row.is_shadow:
+            # It holds masks in place of the prompt, under this sequence's steering: nobody else can use it.
+            assert sequence.shadow is not None and block == sequence.shadow.num_sealed, f"{sequence.id}: {block}"
+            sequence.shadow.num_sealed += 1
+            return
         assert block == sequence.num_sealed, f"{sequence.id}: block {block} seals after {sequence.num_sealed} blocks"
         assert not sequence.num_masked(block), f"{sequence.id}: block {block} seals with masks in it"
         sequence.num_sealed += 1
@@ -372,7 +381,7 @@ class Scheduler:
                 self._exchange_page(sequence, block, shared)
 
     def _denoise(self, row: PlannedRow, result: RowResult) -> list[Change]:
-        """Apply a denoising step, and finish the canvas and the text if it filled them."""
+        """Apply a denoising step with all that follows from it."""
         sequence, block = row.sequence, row.block
         changes: list[Change] = []
         canvas = sequence.canvas_range(block)
@@ -387,6 +396,15 @@ class Scheduler:
             return [*changes, self._finish(sequence, FinishReason.ERROR)]
         assert result.commits, f"{sequence.id}: a denoising step must commit at least one token"
         sequence.commit(result.commits)
+        changes += self._go_on(sequence)
+        if sequence.shadow is not None and sequence.is_running:
+            sequence.shadow.follow(sequence.num_committed, sequence.block)
+        return changes
+
+    def _go_on(self, sequence: Sequence) -> list[Change]:
+        """Finish the canvas and the text if no mask is left in it."""
+        block, changes = sequence.block, list[Change]()
+        canvas = sequence.canvas_range(block)
         if sequence.num_masked(block):
             return changes
         end = canvas.stop if sequence.end is None else sequence.end
@@ -415,11 +433,13 @@ class Scheduler:
 
     def _release(self, sequence: Sequence, status: Status) -> None:
         """Take a running sequence's lane and pages away."""
-        assert sequence.lane is not None
         self._in_flight.pop(sequence, None)
         self._running.remove(sequence)
-        heapq.heappush(self._free_lanes, sequence.lane)
+        for lane in sequence.lanes:
+            heapq.heappush(self._free_lanes, lane)
         self._pool.release_all(sequence.page_ids)
+        if sequence.shadow is not None:
+            self._pool.release_all(sequence.shadow.page_ids)
         sequence.leave_lane(status)
 
     def _exchange_page(self, sequence: Sequence, block: int, page_id: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
 
 from .prefix_index import ROOT_KEY, prefix_key
+from .shadow import Shadow
 
 
 class Status(enum.Enum):
@@ -59,6 +60,8 @@ class Sequence:
 
     has_drafts: bool = False
     """A draft row may add a commit to a step's one; each is then counted as a denoising step. Needs is_adaptive."""
+    shadow: Shadow | None = None
+    """The unconditional copy of a guided sequence."""
 
     prompt_length: int = field(init=False)
     limit: int = field(init=False)
@@ -95,7 +98,7 @@ class Sequence:
     def __post_init__(self, prompt_token_ids: Iterable[int], max_tokens: int) -> None:
         prompt = list(prompt_token_ids)
         assert max_tokens >= 1 and self.block_size >= 1 and self.tokens_per_step >= 1, self.id
-        assert not self.has_drafts or (self.is_adaptive and self.tokens_per_step == 1), self.id
+        assert not self.has_drafts or (self.is_adaptive and self.tokens_per_step == 1 and not self.shadow), self.id
         assert self.mask_token_id not in self.end_token_ids, f"{self.id}: the mask token cannot end a text"
         self.prompt_length = len(prompt)
         self.limit = self.prompt_length + max_tokens
@@ -124,6 +127,17 @@ class Sequence:
         return self.is_running and self.num_sealed < self.num_prefill_blocks
 
     @property
+    def num_lanes(self) -> int:
+        """Lanes that it runs on, each with a page table of its own."""
+        return 1 if self.shadow is None else 2
+
+    @property
+    def lanes(self) -> list[int]:
+        """Those that it has."""
+        lanes = [self.lane, None if self.shadow is None else self.shadow.lane]
+        return [lane for lane in lanes if lane is not None]
+
+    @property
     def first_block(self) -> int:
         """The first canvas: the block that holds the first position past the prompt."""
         return self.prompt_length // self.block_size
@@ -139,6 +153,11 @@ class Sequence:
         stop = self.limit if self.end is None else self.end
         text = self.token_ids[self.prompt_length : stop]
         return text[: text.index(self.mask_token_id)] if self.mask_token_id in text else text
+
+    @property
+    def unconditional_token_ids(self) -> list[int]:
+        """`token_ids` as a copy that knows nothing of the prompt has them: masks stand in its place."""
+        return [self.mask_token_id] * self.prompt_length + self.token_ids[self.prompt_length :]
 
     def block_range(self, block: int) -> range:
         """Positions of the block that exist."""
@@ -204,6 +223,8 @@ class Sequence:
         self.page_ids = []
         self.num_sealed = 0
         self.num_prefill_blocks = 0
+        if self.shadow is not None:
+            self.shadow.leave_lane()
 
     def commit(self, commits: Iterable[tuple[int, int]]) -> None:
         """Apply the commits of one denoising step, then the end rule.

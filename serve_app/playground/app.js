@@ -23,30 +23,33 @@ const ASK_AGAIN_MS = 4000;
 const TOAST_MS = 4000;
 const theme = signal(document.documentElement.dataset.theme ?? "");
 
-/** Learn what the server is; while it is away, ask again now and then. */
+/** Learn what the server is, unless that is known and it is ready still. */
 async function meetServer() {
+  const key = apiKey.value;
   try {
-    await askJson("ready", { key: apiKey.value });
-    if (server.value.state !== "ready") {
-      const [models, capabilities] = await Promise.all([
-        askIfThere("v1/models", { key: apiKey.value }),
-        askIfThere("v1/capabilities", { key: apiKey.value }),
-      ]);
-      const model = models?.data?.[0];
-      forgetFailures();
-      server.value = {
-        state: "ready",
-        model: model?.id ?? null,
-        contextLength: model?.max_model_len ?? null,
-        capabilities: readCapabilities(capabilities),
-      };
-    }
+    await askJson("ready", { key });
+    if (server.value.state === "ready") return;
+    const model = (await askJson("v1/models", { key })).data?.[0];
+    const capabilities = await askIfThere("v1/capabilities", { key });
+    forgetFailures();
+    server.value = {
+      state: "ready",
+      model: model?.id ?? null,
+      contextLength: model?.max_model_len ?? null,
+      capabilities: readCapabilities(capabilities),
+    };
   } catch (error) {
-    server.value = { ...server.value, state: error.status === 503 ? "starting" : "away" };
+    const state = { 401: "locked", 503: "starting" }[error.status] ?? "away";
+    server.value = { ...server.value, state };
   }
+}
+
+/** Meet the server again and again; often while it is not ready. */
+async function keepMeeting() {
+  await meetServer();
   const isAway = server.value.state !== "ready";
   const hasFailed = activeLanes.value.some((lane) => runs.value[lane].error?.code === "server_away");
-  setTimeout(meetServer, isAway || hasFailed ? ASK_AGAIN_MS : ASK_AGAIN_MS * 5);
+  setTimeout(keepMeeting, isAway || hasFailed ? ASK_AGAIN_MS : ASK_AGAIN_MS * 5);
 }
 
 function Header() {
@@ -156,4 +159,10 @@ function Page() {
 }
 
 render(html`<${Page} />`, document.getElementById("page"));
-meetServer();
+keepMeeting();
+// With another key the server may be another one.
+apiKey.subscribe((key) => {
+  if (key === "") return;
+  server.value = { ...server.value, state: "connecting" };
+  meetServer();
+});

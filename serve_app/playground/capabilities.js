@@ -21,8 +21,8 @@ export function readCapabilities(answer) {
   return {
     isChat: answer.has_chat_template === true,
     hasPresets: answer.has_presets === true,
+    hasNeighbors: (answer.analyses ?? []).some((path) => path.endsWith("/neighbors")),
     // Came with the address itself.
-    hasNeighbors: true,
     hasTokenize: true,
     policies: LEAST.policies.filter((id) => offered.length === 0 || offered.includes(id)),
     numLayers: answer.model?.n_layers ?? null,

@@ -39,7 +39,7 @@ export function cellText(token) {
 
 /** What a screen reader says of a token. */
 export function spokenText(token) {
-  if (isSpecial(token)) return `special token ${specialName(token)}`;
+  if (isSpecial(token)) return `special token ${cellText(token)}`;
   const text = decodeAlone(token);
   if (text.trim() !== "") return text.trim();
   return [...text].map((char) => WORDS[char] ?? "white space").join(", ");

@@ -7,16 +7,18 @@ import { generate, startOver, stop } from "./generate.js";
 import { Icon } from "./icons.js";
 import { DEFAULTS, newSteer, randomSeed } from "./request.js";
 import { conversation, isBusy, runs, server, set, settings, toast } from "./store.js";
+import { KeyField } from "./view_settings.js";
 
 /** The composer card. */
 export function Composer() {
   const isChat = settings.value.isChat && server.value.capabilities.isChat;
+  const isLocked = server.value.state === "locked";
   const onKeyDown = (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
     generate();
   };
-  return html`<form
+  return html`${isLocked && html`<div class="card"><${KeyField} id="first-key" /></div>`}<form
     class="card composer"
     aria-label="Prompt"
     onSubmit=${(event) => {

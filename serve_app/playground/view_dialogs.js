@@ -47,13 +47,13 @@ function Frame({ title, children }) {
 }
 
 function Block({ title, text, testid }) {
-  return html`<section class="code-block" aria-label=${title}>
+  return html`<div class="code-block">
     <header class="card-head">
       <h3>${title}</h3>
       <button type="button" class="button" onClick=${() => copy(text, title)}><${Icon} name="copy" />Copy</button>
     </header>
     <pre tabindex="0" role="region" aria-label=${title} data-testid=${testid}><code dir="ltr">${text}</code></pre>
-  </section>`;
+  </div>`;
 }
 
 function Code() {
@@ -72,10 +72,11 @@ function Raw() {
     const shown = run.raw.slice(0, MAX_RAW_CHUNKS).map((chunk) => JSON.stringify(chunk));
     const left = run.raw.length - shown.length;
     const answer = `${shown.join("\n\n")}${left > 0 ? `\n\n... and ${left} more` : ""}`;
+    const suffix = lane === "main" ? "" : ", unsteered";
     return html`<section key=${lane}>
-      <p class="quiet">${lane === "main" ? "Shown text" : "Unsteered text"}, request id <code>${run.requestId ?? "none"}</code></p>
-      <${Block} title="Request" text=${`POST ${address(run.path)}\n${JSON.stringify(run.body, null, 2)}`} testid="raw-request" />
-      <${Block} title="Answer, chunk by chunk" text=${answer} testid="raw-answer" />
+      <p class="quiet">request id <code>${run.requestId ?? "none"}</code></p>
+      <${Block} title=${`Request${suffix}`} text=${`POST ${address(run.path)}\n${JSON.stringify(run.body, null, 2)}`} testid="raw-request" />
+      <${Block} title=${`Answer${suffix}, chunk by chunk`} text=${answer} testid="raw-answer" />
     </section>`;
   });
 }

@@ -3,6 +3,7 @@
 import { html, useEffect, useState } from "./html.js";
 import { generate } from "./generate.js";
 import { server } from "./store.js";
+import { KeyField } from "./view_settings.js";
 
 const TITLES = {
   server_away: "The server is away",
@@ -29,6 +30,7 @@ export function ErrorCard({ run }) {
       ${error.requestId &&
       html`<div><dt>request id</dt><dd><code data-testid="request-id">${error.requestId}</code></dd></div>`}
     </dl>
+    ${error.code === "invalid_api_key" && html`<${KeyField} id="key-after-error" />`}
     <${Retry} key=${error.requestId} seconds=${error.retryAfter} />
   </div>`;
 }
@@ -50,6 +52,7 @@ function Retry({ seconds }) {
 const STATES = {
   connecting: { text: "connecting", about: "Asking the server who it is" },
   ready: { text: "ready", about: "The engine answers" },
+  locked: { text: "needs a key", about: "The server answers only with an API key" },
   starting: { text: "starting", about: "The server is there, its engine is not ready" },
   away: { text: "away", about: "The server does not answer; asking again every few seconds" },
 };

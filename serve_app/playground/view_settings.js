@@ -23,19 +23,7 @@ export function DecodingPanel() {
           step="1"
           placeholder=${settings.value.policy === "confidence" ? "1" : "no limit"}
         />`}
-        <form onSubmit=${(event) => event.preventDefault()}>
-          <label for="api-key">API key</label>
-          <input
-            id="api-key"
-            type="password"
-            autocomplete="off"
-            placeholder="if a gateway asks"
-            value=${apiKey.value}
-            onInput=${(event) => {
-              apiKey.value = event.target.value;
-            }}
-          />
-        </form>
+        <${KeyField} id="key" />
       </div>
       <p class="quiet">With neither temperature nor top p the temperature follows the entropy.</p>
     </details>
@@ -94,4 +82,21 @@ function OptionalNumber({ label, name, min = "0", max, step, placeholder }) {
       }}
     />
   </label>`;
+}
+
+/** Where a key is given to a server that asks for one. It is kept in this page and goes nowhere else. */
+export function KeyField({ id }) {
+  return html`<form
+    class="key-field"
+    onSubmit=${(event) => {
+      event.preventDefault();
+      apiKey.value = event.target.elements[id].value;
+    }}
+  >
+    <label for=${id}>API key</label>
+    <span class="row">
+      <input id=${id} class="grow" type="password" autocomplete="off" placeholder="if the server asks" value=${apiKey.value} />
+      <button type="submit" class="button">Use</button>
+    </span>
+  </form>`;
 }

@@ -23,6 +23,29 @@ class Object(BaseModel):
             raise PydanticCustomError("object_type", "must be a JSON object")
         return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Say of every field that may be absent that it may be null."""
+        reference = handler(schema)
+        described = handler.resolve_ref_schema(reference)
+        required = described.get("required", ())
+        described["properties"] = {
+            name: field if name in required else _or_null(field) for name, field in described["properties"].items()
+        }
+        return reference
+
+
+_OUTER = ("title", "description", "default")
+"""What stays with a field however it is typed."""
+
+
+def _or_null(field: dict[str, Any]) -> dict[str, Any]:
+    if None in field.get("enum", ()) or {"type": "null"} in field.get("anyOf", ()):
+        return field
+    outer = {key: value for key, value in field.items() if key in _OUTER}
+    inner = {key: value for key, value in field.items() if key not in _OUTER}
+    return {"anyOf": [inner, {"type": "null"}], **outer}
+
 
 class StrictObject(Object):
     """One of our own objects: an unknown key is an error."""

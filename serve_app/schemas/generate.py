@@ -22,6 +22,7 @@ MAX_POLICY_PARAMETER = 1e6
 """Beyond what any block can reach."""
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 128
+MAX_SEED = 2**63 - 1
 MAX_TOP_LOGPROBS = 20
 
 
@@ -107,7 +108,7 @@ class GenerateFields(Object):
     """Choices for each prompt. They share its cached pages, and choice i draws other random numbers from one seed."""
     best_of: int | None = None
     """Only as large as `n`: every choice is returned."""
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """Key of the random numbers; one is drawn where it is absent. The answer tells it in `diffusion.seed`."""
     temperature: Annotated[float, AfterValidator(_check_temperature)] | None = Field(default=None, ge=0, le=100)
     """0 is greedy. Absent, together with `top_p`: entropy-adaptive sampling."""

@@ -17,9 +17,10 @@ pytest.importorskip("triton", reason="triton comes with torch's CUDA builds")
 from triton import knobs
 
 from engine.config import ConceptConfig, ModelConfig
-from engine.decoding import policies, sampler
+from engine.decoding import guidance, policies, sampler
 from engine.decoding.kernels.choose import choose
 from engine.decoding.kernels.confidence import confidence
+from engine.decoding.kernels.guide import guide
 from engine.decoding.kernels.pack import pack
 from engine.decoding.kernels.pick import pick
 from engine.decoding.random import uniform
@@ -310,6 +311,30 @@ def test_positions_picked_in_one_launch_equal_the_slow_twin() -> None:
                 assert torch.equal(getattr(fast, field.name), getattr(slow, field.name)), field.name
         num_picked += int(slow.is_pick_RK.sum())
     assert num_picked > 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [size for size, _ in VOCABS])
+def test_guided_logits_in_place_equal_the_slow_twin(vocab_size: int, dtype: torch.dtype) -> None:
+    """Rows that are not guided, shadows, and positions without a mask keep every bit."""
+    generator = torch.Generator().manual_seed(8)
+    padded = -(-vocab_size // 64) * 64
+    fast = (3 * torch.randn(6, CANVAS, padded, generator=generator)).to(DEVICE, dtype)
+    fast[4, 1, 5] = math.inf
+    fast[5, 6, 9] = math.nan
+    masked_RC = (torch.rand(6, CANVAS, generator=generator) > 0.4).to(DEVICE)
+    masked_RC[0, 1], masked_RC[1, 6] = True, True
+    shadow_R = torch.tensor([4, 5, 2, 3, 4, 5], device=DEVICE)
+    guidance_R = torch.tensor([2.5, 1.25, 9.0, 4.0, 2.5, 1.25], device=DEVICE)
+    before, slow = fast.clone(), fast.clone()
+    guide(fast, masked_RC, shadow_R, guidance_R)
+    guidance.guide(slow, masked_RC, shadow_R, guidance_R)
+    is_changed_RC = masked_RC & (torch.arange(6, device=DEVICE) < 2)[:, None]
+    assert torch.equal(fast[~is_changed_RC].nan_to_num(), before[~is_changed_RC].nan_to_num())
+    assert not torch.equal(fast[is_changed_RC], before[is_changed_RC])
+    # A kernel may add a product without rounding it first.
+    torch.testing.assert_close(fast, slow, equal_nan=True)
+    assert not fast[0, 1, 5].isfinite() and not fast[1, 6, 9].isfinite()
 
 
 def test_what_the_host_reads_in_one_launch_equals_the_slow_twin() -> None:

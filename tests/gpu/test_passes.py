@@ -48,6 +48,8 @@ def mixed_requests(count: int) -> list[GenerateRequest]:
         {"policy": "factor"},
         {"policy": "entropy_bound"},
         {"policy": "lossless", "stop_token_ids": (400, 401, 402)},
+        {"cfg_scale": 1.5, "num_logprobs": 2},
+        {"cfg_scale": 0.7, "temperature": 0.0, "policy": "threshold", "threshold": 0.5},
     ]
     return [
         GenerateRequest(

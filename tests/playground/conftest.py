@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import shutil
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
-import uvicorn
 
-from engine import AsyncEngine, EngineConfig, EngineStats, Event, Finished, GenerateRequest
-from serve_app.api import Service, create_api
+from engine import AsyncEngine, EngineConfig, Event, Finished, GenerateRequest
 from serve_app.checkpoint import describe
 from serve_app.completions import Caller
 from serve_app.config import Limits
-from serve_app.streaming import coalesce
+from serve_app.local import LocalEngineClient, uvicorn_server
+from serve_app.presets import PresetStore
+from serve_app.service import Service
 from tests.processes import eventually, free_port
 
 MODEL = Path(__file__).parents[2] / "demo_model" / "steerling-demo"
-INTERVAL_S = 0.02
 PATIENCE_MS = 120_000
 """What the browser waits for anything. Only a failure takes it."""
 
@@ -43,36 +41,25 @@ def why_not() -> str | None:
     return None if chromium() else "no chromium on this machine (CHROMIUM may name one)"
 
 
-@dataclass
-class RecordingClient:
-    """An EngineClient in this process, which keeps what became of each request."""
+class RecordingClient(LocalEngineClient):
+    """Keeps what became of each request: `finished`, or `left` if it was closed before."""
 
-    engine: AsyncEngine
-    ends: list[str] = field(default_factory=list)
-    """For each request that ended: `finished`, or `left` if it was closed before."""
+    def __init__(self, engine: AsyncEngine) -> None:
+        super().__init__(engine)
+        self.ends: list[str] = []
 
     async def generate(
         self, request: GenerateRequest, caller: Caller | None = None
     ) -> AsyncGenerator[tuple[Event, ...], None]:
         end = "left"
         try:
-            async with aclosing(coalesce(self.engine.generate(request), INTERVAL_S)) as batches:
+            async with aclosing(super().generate(request, caller)) as batches:
                 async for events in batches:
                     if any(isinstance(event, Finished) for event in events):
                         end = "finished"
                     yield events
         finally:
             self.ends.append(end)
-
-    async def concept_top_tokens(self, concept_id: int, k: int, head: Any) -> list[tuple[int, float]]:
-        return await self.engine.concept_top_tokens(concept_id, k, head=head)
-
-    async def check_ready(self) -> None:
-        self.engine.check_health()
-
-    def stats(self) -> EngineStats:
-        """The engine's state, from any thread."""
-        return asyncio.run(self.engine.stats())
 
 
 @dataclass
@@ -83,24 +70,42 @@ class Site:
     client: RecordingClient
 
 
+class ServerFactory(Protocol):
+    def __call__(self, **options: Any) -> AbstractContextManager[Site]: ...
+
+
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    """The whole API on the demo model, in a thread."""
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]:
+    """Options of Service -> the whole API on the demo model, in a thread. All servers share one engine."""
     config = EngineConfig(device="cpu", dtype="float32", num_pages=128, max_rows=4)
     engine = AsyncEngine.from_checkpoint(MODEL, config)
-    client = RecordingClient(engine)
-    app = create_api(Service(client=client, checkpoint=describe(MODEL, "steerling-demo"), limits=Limits(), created=1))
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    assert eventually(lambda: server.started)
-    try:
-        yield Site(f"http://127.0.0.1:{port}", client)
-    finally:
-        server.should_exit = True
-        thread.join()
-        engine.stop()
+    checkpoint = describe(MODEL, "steerling-demo")
+
+    @contextmanager
+    def serve(**options: Any) -> Iterator[Site]:
+        client = RecordingClient(engine)
+        presets = PresetStore(tmp_path_factory.mktemp("presets"))
+        service = Service(client=client, checkpoint=checkpoint, limits=Limits(), created=1, presets=presets, **options)
+        server, port = uvicorn_server(service), free_port()
+        server.config.port = port
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        assert eventually(lambda: server.started)
+        try:
+            yield Site(f"http://127.0.0.1:{port}", client)
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+
+    yield serve
+    engine.stop()
+
+
+@pytest.fixture(scope="module")
+def site(serve: ServerFactory) -> Iterator[Site]:
+    """A server that asks for no key."""
+    with serve() as site:
+        yield site
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ test("white space has marks, special tokens have names", () => {
   assert.equal(text.cellText(token(0, "\n")), "\u21b5");
   assert.equal(text.exactText(token(0, " a\n")), "\u2423a\u21b5");
   assert.equal(text.cellText({ token: "<|endofchunk|>", bytes: [] }), "\u2039chunk\u203a");
-  assert.equal(text.spokenText({ token: "<|endoftext|>", bytes: [] }), "special token endoftext");
+  assert.equal(text.spokenText({ token: "<|endoftext|>", bytes: [] }), "special token \u2039end\u203a");
   assert.equal(text.spokenText(token(0, "\n")), "line break");
   assert.equal(text.cellText({ token: "x", bytes: [0xc3] }), "\\xc3");
 });

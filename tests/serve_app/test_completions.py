@@ -284,6 +284,24 @@ async def test_steering_is_told_with_names_and_what_it_became(server):
     }
 
 
+async def test_overrides_of_either_head_are_told_with_names(server):
+    one = server()
+    steering = {"overrides": [{"concept": "Plants", "weight": 0.9}, {"concept": 57, "weight": 0}]}
+    answer = (await one.post({"prompt": "a", "max_tokens": 3, "steering": steering})).json()
+    assert answer["steering"] == {
+        "resolved": [],
+        "suppress": [],
+        "overrides": [
+            {"concept": {"id": 3, "name": "Plants"}, "head": "known", "weight": 0.9},
+            {"concept": {"id": 57, "name": None}, "head": "discovered", "weight": 0.0},
+        ],
+        "override_mode": "delta",
+    }
+    (request,) = one.engine.requests
+    asked = [(item.head, item.concept_id, item.weight) for item in request.steering.overrides]
+    assert asked == [("known", 3, 0.9), ("discovered", 7, 0.0)]
+
+
 async def test_steering_changes_the_text(server):
     plain = {"prompt": "a", "max_tokens": 20, "seed": 1}
     texts = {

@@ -88,5 +88,6 @@ async def test_what_is_described_is_accepted(server, path):
     document = await description_of(server)
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     body = json.loads(json.dumps({**PATHS[path], **EVERYTHING, "stop": "x", "stream_options": None}))
+    body |= {"logit_bias": None, "max_tokens": None, "diffusion": {"policy": None}}
     validator(schema, document).validate(body)
     assert (await server().post(body, path)).status_code == 200

@@ -3,7 +3,8 @@
 The pretended device chooses positions and tokens as a pure function of (stream, position), so a
 sequence must end with the tokens of `generate_alone` whatever happens around it. It also keeps, in
 place of keys and values, the tokens that were seen when a page was written: a row that attends to
-a page with anything but the final tokens of its own prefix is a fault.
+a page with anything but the final tokens of its own prefix is a fault. Of an unconditional copy it also
+keeps which steering schedules had ended by then: a row that attends to a page of another time is a fault.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from engine.scheduling import (
     Scheduler,
     Sequence,
     SequenceFinished,
+    Shadow,
 )
 from engine.scheduling.rows import Outlook, look_ahead
 
 MASK, EOS, PAD, END = range(4)
 FIRST_WORD = 10
+
+Content = tuple[tuple[int, ...], int]
+"""What a page holds: the tokens up to its end, and of a copy's page how many steering schedules had ended."""
 
 
 def draw(*parts: object) -> int:
@@ -57,6 +62,9 @@ class Spec:
     """A step fills as many as it likes, up to `tokens_per_step`."""
     has_drafts: bool = False
     """Every second prediction or so comes true."""
+    is_guided: bool = False
+    cutoffs: tuple[int, ...] = ()
+    """Of a guided request: numbers of commits at which what its copy's pages hold becomes stale."""
 
     def order_at(self, position: int) -> int:
         return draw("order", self.stream or self.id, position)
@@ -93,6 +101,7 @@ def make_sequence(spec: Spec, *, block_size: int = 4, arrival: int = 0) -> Seque
         tokens_per_step=1 if spec.has_drafts else spec.tokens_per_step,
         is_adaptive=spec.is_adaptive or spec.has_drafts,
         has_drafts=spec.has_drafts,
+        shadow=Shadow(cutoffs=spec.cutoffs) if spec.is_guided else None,
     )
 
 
@@ -121,12 +130,28 @@ class PretendedLane:
     """What a device knows of a sequence: its tokens when it came, and what it committed itself since."""
 
     sequence: Sequence
+    is_shadow: bool = False
     token_ids: list[int] = field(init=False)
+    num_committed: int = field(init=False)
     has_failed: bool = False
     """Its logits were not finite: what it does until the host learns of that concerns nobody."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.sequence.token_ids)
+        self.num_committed = self.sequence.num_committed
+        if self.is_shadow:
+            self.token_ids[: self.sequence.prompt_length] = [MASK] * self.sequence.prompt_length
+
+    def content(self, stop: int) -> Content:
+        """What a page holds whose row has seen the positions up to `stop`."""
+        cutoffs = self.sequence.shadow.cutoffs if self.is_shadow and self.sequence.shadow is not None else ()
+        return tuple(self.token_ids[:stop]), sum(cutoff <= self.num_committed for cutoff in cutoffs)
+
+    def follow(self, other: PretendedLane) -> None:
+        """Take over what the sequence's own lane has committed."""
+        start = self.sequence.prompt_length
+        self.token_ids[start:], self.num_committed = other.token_ids[start:], other.num_committed
+        self.has_failed = other.has_failed
 
     def denoise(self, row: PlannedRow, spec: Spec) -> list[tuple[int, int]]:
         """Commit as the spec says; right of the leftmost end there is nothing to fill."""
@@ -135,6 +160,7 @@ class PretendedLane:
         commits = [(p, spec.token_at(p)) for p in positions]
         for position, token_id in commits:
             self.token_ids[position] = token_id
+        self.num_committed += len(commits)
         ends = [p for p in canvas if self.token_ids[p] == END]
         if ends:
             self.token_ids[min(ends) + 1 : canvas.stop] = [EOS] * (canvas.stop - min(ends) - 1)
@@ -145,17 +171,24 @@ class PretendedDevice:
     """Runs plans on pages that remember the tokens they were written for."""
 
     def __init__(self) -> None:
-        self.written: dict[int, tuple[int, ...]] = {}
+        self.written: dict[int, Content] = {}
         self.lanes: dict[int, PretendedLane] = {}
         self.fail_next: set[str] = set()
 
     def run(self, plan: Plan, specs: dict[str, Spec]) -> list[RowResult]:
         for preemption in plan.preempted:
             assert self.lanes.pop(preemption.lane).sequence is preemption.sequence
-        self.lanes = {lane: state for lane, state in self.lanes.items() if state.sequence.lane == lane}
+        gone = {preemption.sequence for preemption in plan.preempted}
+        self.lanes = {
+            lane: state
+            for lane, state in self.lanes.items()
+            if lane in state.sequence.lanes and state.sequence not in gone
+        }
         for admission in plan.admitted:
-            assert admission.lane not in self.lanes, "a lane was given twice"
-            self.lanes[admission.lane] = PretendedLane(admission.sequence)
+            for lane, is_shadow in ((admission.lane, False), (admission.shadow_lane, True)):
+                if lane is not None:
+                    assert lane not in self.lanes, "a lane was given twice"
+                    self.lanes[lane] = PretendedLane(admission.sequence, is_shadow)
         targets = [row.page_ids[-1] for row in plan.rows if row.kind is not RowKind.DRAFT]
         assert len(set(targets)) == len(targets), "two rows write one page"
         for row in plan.rows:
@@ -168,32 +201,42 @@ class PretendedDevice:
         return [self._result(row, specs[row.sequence.id], drafted) for row in plan.denoise_rows]
 
     def _write(self, row: PlannedRow) -> None:
-        seen = tuple(self.lanes[row.lane].token_ids[: row.key_length])
+        lane = self.lanes[row.lane]
+        assert row.is_shadow == lane.is_shadow
+        content = lane.content(row.key_length)
+        seen = content[0][row.sequence.prompt_length if row.is_shadow else 0 :]
         # A denoise row may come too late and find nothing to fill.
-        assert MASK not in seen or row.kind is RowKind.DENOISE or self.lanes[row.lane].has_failed
+        assert MASK not in seen or row.kind in (RowKind.DENOISE, RowKind.SHADOW) or lane.has_failed
         assert PAD not in seen
-        self.written[row.page_ids[-1]] = seen
+        self.written[row.page_ids[-1]] = content
 
     def _attend(self, row: PlannedRow) -> None:
         sequence, lane = row.sequence, self.lanes[row.lane]
         assert lane.sequence is sequence
         assert len(row.page_ids) == row.block + 1
         for block, page_id in enumerate(() if lane.has_failed else row.page_ids[:-1]):
-            final = tuple(lane.token_ids[: (block + 1) * sequence.block_size])
+            final = lane.content((block + 1) * sequence.block_size)
             assert self.written.get(page_id) == final, f"{sequence.id}: page {page_id} is not that of block {block}"
 
     def _result(self, row: PlannedRow, spec: Spec, drafted: set[str]) -> RowResult:
         if spec.id in self.fail_next:
             self.fail_next.remove(spec.id)
             self.lanes[row.lane].has_failed = True
+            self._tell_shadow(row)
             return RowResult(spec.id, (), is_finite=False)
         lane = self.lanes[row.lane]
         commits = lane.denoise(row, spec)
+        self._tell_shadow(row)
         assert len(commits) <= row.num_commits or lane.has_failed
         has_ended = any(token_id == END for _, token_id in commits)
         if spec.id in drafted and commits and not has_ended and draw("accepted", spec.id, commits) % 2:
             commits += lane.denoise(row, spec)
         return RowResult(spec.id, tuple(commits))
+
+    def _tell_shadow(self, row: PlannedRow) -> None:
+        assert (row.shadow_lane is None) == (row.sequence.shadow is None)
+        if row.shadow_lane is not None:
+            self.lanes[row.shadow_lane].follow(self.lanes[row.lane])
 
 
 class Driver:
@@ -214,6 +257,8 @@ class Driver:
         self.reasons: dict[str, FinishReason] = {}
         self.computed: dict[str, list[tuple[int, int]]] = {}
         """(residence, block) of every prefill and seal row."""
+        self.rewritten: dict[tuple[str, int, int], list[int]] = {}
+        """Blocks of the copy that had such rows, by sequence, residence and cutoffs passed."""
         self.num_passes = 0
         self.waited: Counter[str] = Counter()
         """Passes since a sequence last had a denoise row, while it could have had one."""
@@ -236,12 +281,12 @@ class Driver:
         return was_live
 
     def preempt(self, sequence_id: str) -> bool:
-        lane = self.sequences[sequence_id].lane
+        lanes = self.sequences[sequence_id].lanes
         was_running = self.scheduler.preempt(sequence_id)
-        assert was_running == (lane is not None)
-        if lane is not None:
+        assert was_running == bool(lanes)
+        for lane in lanes:
             self.device.lanes.pop(lane, None)
-            self.counts["preempted"] += 1
+        self.counts["preempted"] += was_running
         self.check()
         return was_running
 
@@ -283,23 +328,36 @@ class Driver:
         scheduler.check_integrity()
         pages = scheduler.num_free_pages + scheduler.num_cached_pages + scheduler.num_held_pages
         assert pages == self.num_pages
-        assert scheduler.num_running + scheduler.num_free_lanes == self.config.num_lanes
+        num_used = sum(len(sequence.lanes) for sequence in self.sequences.values())
+        assert num_used + scheduler.num_free_lanes == self.config.num_lanes
 
     def check_plan(self, plan: Plan) -> None:
         assert bool(plan.rows) == self.scheduler.has_work or self.in_flight or self.scheduler.lending.is_in_use
         assert len(plan.rows) <= self.config.max_rows
         assert len(plan.prefill_rows) <= self.config.prefill_row_limit
-        assert plan.rows == plan.denoise_rows + plan.draft_rows + plan.seal_rows + plan.prefill_rows
+        deciding = plan.denoise_rows + plan.draft_rows + plan.shadow_rows
+        assert plan.rows == deciding + plan.seal_rows + plan.prefill_rows
         assert len(plan.rows) <= self.config.draft_row_limit or not plan.draft_rows
         denoised = {(row.sequence.id, row.block) for row in plan.denoise_rows}
         assert len(denoised) == len(plan.denoise_rows)
         for row in plan.draft_rows:
             assert (row.sequence.id, row.block) in denoised, "a draft rides alone"
         self.counts["drafts"] += len(plan.draft_rows)
+        guided = {(row.sequence.id, row.block, row.shadow_lane) for row in plan.denoise_rows if row.sequence.shadow}
+        assert guided == {(row.sequence.id, row.block, row.lane) for row in plan.shadow_rows}
         for row in plan.seal_rows:
-            assert (row.sequence.id, row.block + 1) in denoised, "a seal row rides alone"
+            is_split = row.sequence.shadow is not None and self.config.max_rows < 4
+            assert is_split or (row.sequence.id, row.block + 1) in denoised, "a seal row rides alone"
         for row in plan.seal_rows + plan.prefill_rows:
-            sequence = row.sequence
+            sequence, shadow = row.sequence, row.sequence.shadow
+            if shadow is not None and row.is_shadow:
+                # As for its sequence, and once more, from the first on, whenever a schedule has ended.
+                key = (sequence.id, sequence.num_preemptions, shadow._num_passed)
+                self.counts["rewritten"] += any(k[:2] == key[:2] and k != key for k in self.rewritten)
+                blocks = self.rewritten.setdefault(key, [])
+                assert not blocks or row.block > blocks[-1]
+                blocks.append(row.block)
+                continue
             # A block is computed once per residence, and in order.
             computed = self.computed[sequence.id]
             before = [b for residence, b in computed if residence == sequence.num_preemptions]
@@ -312,7 +370,7 @@ class Driver:
         self.counts["preempted"] += len(plan.preempted)
         self.counts["admitted"] += len(plan.admitted)
         self.counts["cached_tokens"] += sum(admission.num_cached_tokens for admission in plan.admitted)
-        self.counts["mixed"] += len({row.kind for row in plan.rows} - {RowKind.DRAFT}) == 3
+        self.counts["mixed"] += len({row.kind for row in plan.rows} - {RowKind.DRAFT, RowKind.SHADOW}) == 3
 
     def outlooks(self) -> list[Outlook]:
         """Where the running sequences will stand after this plan."""
@@ -337,19 +395,29 @@ class Driver:
         served = {row.sequence.id for row in plan.denoise_rows}
         most_important = min((s.priority for s in running), default=0)
         for sequence in running:
-            is_passed_over = sequence.id not in served and not sequence.is_prefilling
+            is_shadow_prefilling = sequence.shadow is not None and sequence.shadow.is_prefilling
+            is_passed_over = sequence.id not in served and not sequence.is_prefilling and not is_shadow_prefilling
             may_wait = sequence.priority > most_important
             self.waited[sequence.id] = self.waited[sequence.id] + 1 if is_passed_over and not may_wait else 0
             # Two rows serve anyone, and every second pass has all rows for decoding sequences. Whose last commits are
             # in flight waits for them.
             longest = 2 * -(-self.config.num_lanes // (self.config.max_rows // 2)) + self.is_late
+            if any(other.shadow is not None for other in running):
+                # Four rows serve anyone, or two passes of fewer; and schedules that may end are waited for.
+                longest = 4 * -(-self.config.num_lanes // max(self.config.max_rows // 4, 1)) + 2
             assert self.waited[sequence.id] <= longest, f"{sequence.id} waited {self.waited[sequence.id]} passes"
         # A block that someone writes is taken over once its results are in, so needs no row.
         in_flight = [row for rows in self.scheduler._in_flight.values() for row in rows]
         kinds = (RowKind.SEAL, RowKind.PREFILL)
         writing = [row for row in in_flight if row.kind in kinds and row.block < row.sequence.block]
-        keys = {row.sequence.prefix_key(row.block) for row in writing}
-        wanting = [o for o in self.outlooks() if o.is_prefilling and o.sequence.prefix_key(o.num_sealed) not in keys]
+        keys = {row.sequence.prefix_key(row.block) for row in writing if not row.is_shadow}
+
+        def wants_row(outlook: Outlook) -> bool:
+            sequence, num_sealed = outlook.sequence, outlook.num_sealed
+            num_own = max(sequence.num_prefill_blocks - num_sealed, 0)
+            return outlook.num_to_prefill > num_own or (num_own > 0 and sequence.prefix_key(num_sealed) not in keys)
+
+        wanting = [outlook for outlook in self.outlooks() if wants_row(outlook)]
         is_starved = bool(wanting) and bool(plan.rows) and not plan.prefill_rows
         self.num_passes_without_prefill = self.num_passes_without_prefill + 1 if is_starved else 0
         assert self.num_passes_without_prefill <= 1

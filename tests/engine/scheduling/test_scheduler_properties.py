@@ -28,12 +28,19 @@ class Setting:
     share_prefixes: bool
     is_late: bool
     batching: str
+    has_guided: bool
+    """Some requests may be guided."""
+
+    @property
+    def num_members(self) -> int:
+        """Lanes and page tables of the largest request."""
+        return 2 if self.has_guided else 1
 
     def driver(self) -> Driver:
         return Driver(
             block_size=self.block_size,
             # The largest request always fits alone, often with next to nothing beside it.
-            num_pages=-(-MAX_POSITIONS // self.block_size) + self.num_extra_pages,
+            num_pages=self.num_members * -(-MAX_POSITIONS // self.block_size) + self.num_extra_pages,
             max_rows=self.max_rows,
             max_lanes=self.max_lanes,
             max_prefill_rows=self.max_prefill_rows,
@@ -43,22 +50,29 @@ class Setting:
         )
 
 
-SETTINGS = st.builds(
-    Setting,
-    block_size=st.sampled_from([1, 2, 4]),
-    num_extra_pages=st.integers(0, 12),
-    max_rows=st.integers(2, 8),
-    max_lanes=st.integers(1, 8),
-    max_prefill_rows=st.integers(1, 8),
-    share_prefixes=st.booleans(),
-    is_late=st.booleans(),
-    batching=st.sampled_from(["independent", "independent", "lockstep"]),
-)
+def settings_of(has_guided: bool) -> st.SearchStrategy[Setting]:
+    return st.builds(
+        Setting,
+        block_size=st.sampled_from([1, 2, 4]),
+        num_extra_pages=st.integers(0, 12),
+        max_rows=st.integers(2, 8),
+        max_lanes=st.integers(1 + has_guided, 8),
+        max_prefill_rows=st.integers(1, 8),
+        share_prefixes=st.booleans(),
+        is_late=st.booleans(),
+        batching=st.sampled_from(["independent", "independent", "lockstep"]),
+        has_guided=st.just(has_guided),
+    )
+
+
+SETTINGS = settings_of(False)
+GUIDED_SETTINGS = settings_of(True)
 
 
 @st.composite
-def specs(draw_from: st.DrawFn, id: str, priorities: st.SearchStrategy[int]) -> Spec:
+def specs(draw_from: st.DrawFn, id: str, priorities: st.SearchStrategy[int], has_guided: bool = False) -> Spec:
     prompt_length = draw_from(st.integers(0, MAX_POSITIONS - 1))
+    is_guided = has_guided and draw_from(st.sampled_from([True, True, False]))
     return Spec(
         id=id,
         prompt=prompt_of(draw_from(st.integers(0, 1)), prompt_length),
@@ -69,15 +83,21 @@ def specs(draw_from: st.DrawFn, id: str, priorities: st.SearchStrategy[int]) -> 
         stream=draw_from(st.sampled_from(["", "", "one"])),
         end_percent=draw_from(st.sampled_from([0, 0, 10, 60])),
         is_adaptive=draw_from(st.booleans()),
-        has_drafts=draw_from(st.sampled_from([False, False, True])),
+        has_drafts=not is_guided and draw_from(st.sampled_from([False, False, True])),
+        is_guided=is_guided,
+        cutoffs=tuple(sorted(draw_from(st.sets(st.integers(1, 12), max_size=3)))) if is_guided else (),
     )
 
 
 @st.composite
-def workloads(draw_from: st.DrawFn, priorities: st.SearchStrategy[int]) -> list[tuple[int, Spec]]:
+def workloads(
+    draw_from: st.DrawFn, priorities: st.SearchStrategy[int], has_guided: bool = False
+) -> list[tuple[int, Spec]]:
     """Requests, each with the number of passes that run before it arrives."""
     num_requests = draw_from(st.integers(1, 8))
-    return [(draw_from(st.integers(0, 4)), draw_from(specs(str(i), priorities))) for i in range(num_requests)]
+    return [
+        (draw_from(st.integers(0, 4)), draw_from(specs(str(i), priorities, has_guided))) for i in range(num_requests)
+    ]
 
 
 def preempt_one(driver: Driver, seed: int) -> None:
@@ -87,10 +107,8 @@ def preempt_one(driver: Driver, seed: int) -> None:
         driver.preempt(str(number % len(driver.sequences)))
 
 
-@settings(deadline=None, max_examples=400)
-@given(SETTINGS, workloads(st.integers(-1, 1)), st.integers(0, 2**32))
-def test_every_request_ends_with_the_text_it_has_alone(setting, workload, preemption_seed):
-    """In any company, order of arrival, prefill limit and pool, and with preemptions between any two passes."""
+def run_workload(setting: Setting, workload: list[tuple[int, Spec]], preemption_seed: int) -> None:
+    """Serve all; each must end with the text that it has alone."""
     driver = setting.driver()
     for delay, spec in workload:
         for _ in range(delay):
@@ -105,6 +123,19 @@ def test_every_request_ends_with_the_text_it_has_alone(setting, workload, preemp
         text, reason = generate_alone(spec, setting.block_size)
         assert driver.sequences[spec.id].text_token_ids == text
         assert driver.reasons[spec.id] is reason
+
+
+@settings(deadline=None, max_examples=400)
+@given(SETTINGS, workloads(st.integers(-1, 1)), st.integers(0, 2**32))
+def test_every_request_ends_with_the_text_it_has_alone(setting, workload, preemption_seed):
+    """In any company, order of arrival, prefill limit and pool, and with preemptions between any two passes."""
+    run_workload(setting, workload, preemption_seed)
+
+
+@settings(deadline=None, max_examples=200)
+@given(GUIDED_SETTINGS, workloads(st.integers(-1, 1), has_guided=True), st.integers(0, 2**32))
+def test_guided_requests_too_with_copies_whose_pages_are_never_stale(setting, workload, preemption_seed):
+    run_workload(setting, workload, preemption_seed)
 
 
 @settings(deadline=None, max_examples=100)
@@ -140,14 +171,14 @@ def test_the_same_calls_give_the_same_plans(setting, workload):
 class AnyCalls(RuleBasedStateMachine):
     """Adds, steps, aborts, failures and preemptions in any order; the driver checks after each."""
 
-    @initialize(setting=SETTINGS)
+    @initialize(setting=st.one_of(SETTINGS, GUIDED_SETTINGS))
     def start(self, setting: Setting) -> None:
-        self.driver = setting.driver()
+        self.driver, self.has_guided = setting.driver(), setting.has_guided
         self.gone: set[str] = set()
 
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
-        self.driver.add(data.draw(specs(str(len(self.driver.sequences)), st.integers(-1, 1))))
+        self.driver.add(data.draw(specs(str(len(self.driver.sequences)), st.integers(-1, 1), self.has_guided)))
 
     @rule(num_passes=st.integers(1, 4))
     def step(self, num_passes: int) -> None:
@@ -203,16 +234,19 @@ def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed, i
     happened: Counter[str] = Counter()
     for number in range(600):
         prompt_length = rng.choice([0, 3, 4, 5, 8, 13, 16, 17, 21])
+        max_tokens = rng.randint(1, 16)
+        # Twice its pages must fit.
+        guided = {"is_guided": True, "cutoffs": (2, 7)} if prompt_length + max_tokens <= 20 else {}
         spec = Spec(
             id=str(number),
             prompt=prompt_of(rng.choice([0, 0, 0, 1, 2]), prompt_length),
-            max_tokens=rng.randint(1, 16),
+            max_tokens=max_tokens,
             priority=rng.choice([0, 0, 0, 0, -1, 1]),
             tokens_per_step=rng.randint(1, 4),
             stream=rng.choice(["", "", "one"]),
             end_percent=rng.choice([0, 0, 5, 40]),
             is_adaptive=rng.random() < 0.3,
-            has_drafts=rng.random() < 0.2,
+            **rng.choice([{}, {}, {}, {"has_drafts": True}, guided]),
         )
         try:
             driver.add(spec)
@@ -228,7 +262,17 @@ def test_a_long_mix_of_shared_prefixes_prefill_and_decode_in_a_tiny_pool(seed, i
     driver.finish()
     happened += driver.counts + Counter(reason.value for reason in driver.reasons.values())
     assert happened["length"] + happened["stop"] + happened["error"] + happened["aborted"] == len(driver.sequences)
-    names = ("aborted", "error", "refused", "preempted", "cached_tokens", "mixed", "drafts", FinishReason.STOP.value)
+    names = (
+        "aborted",
+        "error",
+        "refused",
+        "preempted",
+        "cached_tokens",
+        "mixed",
+        "drafts",
+        "rewritten",
+        FinishReason.STOP.value,
+    )
     for name in names:
         assert happened[name] > 0, f"{name} never happened: {happened}"
     assert happened["admitted"] > len(driver.reasons)
