@@ -229,6 +229,12 @@ class AsyncEngine:
             self._submit(lambda: self._engine.concept_top_tokens(concept_id, k, head=head))
         )
 
+    async def concept_neighbors(
+        self, concept_id: int, k: int = 10, *, head: Literal["known", "discovered"] = "known"
+    ) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts of the same head that point most alike."""
+        return await asyncio.wrap_future(self._submit(lambda: self._engine.concept_neighbors(concept_id, k, head=head)))
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """Do an analysis, slice by slice between passes.
 

@@ -20,11 +20,13 @@ from .analyzing import AnalysisDesk, start_analysis
 from .checks import is_whole, shown
 from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
+from .decoding.neighbors import nearest_concepts
 from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, NonFiniteLogits, Unsupported
 from .lifecycle import Life, Measurements
 from .load import EngineLoad, PassAverages, measure
 from .metrics import NullRecorder, Recorder
+from .model.concept_heads import ConceptHead
 from .model.steerling import SteerlingModel
 from .output import (
     BlockFinished,
@@ -333,6 +335,19 @@ class Engine:
         self, concept_id: int, k: int = 15, *, head: Literal["known", "discovered"] = "known"
     ) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens a concept most promotes, by its unit embedding against lm_head."""
+        concept_head = self._checked_head(concept_id, k, head)
+        ids, values = top_tokens(self.runner.model, concept_head, concept_id, k)
+        return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+    def concept_neighbors(
+        self, concept_id: int, k: int = 10, *, head: Literal["known", "discovered"] = "known"
+    ) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts of the same head whose embeddings point most alike, itself left out."""
+        ids, values = nearest_concepts(self._checked_head(concept_id, k, head), concept_id, k)
+        return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+    def _checked_head(self, concept_id: int, k: int, head: str) -> ConceptHead:
+        """The head that has the concept; raises InvalidRequest for what is wrong with any of the three."""
         model = self.runner.model
         if head not in ("known", "discovered"):
             raise InvalidValue(f"head is {shown(head)}; it must be 'known' or 'discovered'", param="head")
@@ -346,8 +361,7 @@ class Engine:
             )
         if not is_whole(k, 0):
             raise InvalidValue(f"k is {shown(k)}; it must be a whole number at least 0", param="k")
-        ids, values = top_tokens(model, concept_head, concept_id, k)
-        return list(zip(ids.tolist(), values.tolist(), strict=True))
+        return concept_head
 
     def _check(self, request: GenerateRequest) -> None:
         num_pages, num_lanes = self.runner.cache.num_pages, self.config.num_lanes

@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from engine import Analysis, AnalysisResult
 
+from .chat_template import Turn, encode_chat
 from .completions import EngineClient
 from .errors import ApiError
-from .schemas import Prompt
+from .schemas import MAX_MESSAGES, Message, Prompt, check_text, is_int
+from .schemas.answers import Answer
 from .translation import Checkpoint
 
 AT_ONCE = 8
 """Analyses of one HTTP request that are under way together: enough to keep replicas busy, few enough for others."""
 
 R = TypeVar("R", bound=AnalysisResult)
+
+
+def _is_text_or_messages(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(item, Mapping | Message) for item in value):
+        return value
+    if isinstance(value, str):
+        return check_text(value)
+    if isinstance(value, list) and value and all(map(is_int, value)):
+        return value
+    raise PydanticCustomError("input_type", "must be a string, or a list (not empty) of token ids or of messages")
+
+
+def _kind(value: Any) -> str:
+    # Named, so that an error tells what is wrong with a message, and not that it is no text.
+    if isinstance(value, str):
+        return "text"
+    return "ids" if isinstance(value, list) and value and is_int(value[0]) else "messages"
+
+
+TextInput = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[int], Tag("ids"), Field(min_length=1)]
+    | Annotated[list[Message], Tag("messages"), Field(min_length=1, max_length=MAX_MESSAGES)],
+    Discriminator(_kind),
+    BeforeValidator(_is_text_or_messages),
+]
+"""One text, in any of the ways to say it."""
+
+
+class TokenUsage(Answer):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
 async def analyze_all(client: EngineClient, analyses: Sequence[Analysis], kind: type[R]) -> list[R]:
@@ -40,14 +79,21 @@ async def analyze_all(client: EngineClient, analyses: Sequence[Analysis], kind: 
     return [results[index] for index in range(len(analyses))]
 
 
+def encode_input(text: str | list[int] | list[Message], checkpoint: Checkpoint) -> list[int]:
+    """Ids of a TextInput that a body has as `input`. Raises ApiError that says what is wrong with it."""
+    if isinstance(text, str) or is_int(text[0]):
+        return encode_text(cast(Prompt, text), checkpoint, param="input")
+    turns = [Turn(message.role, message.text, message.name) for message in cast(list[Message], text)]
+    _check_length(sum(len(turn.content.encode()) for turn in turns), checkpoint, "input")
+    token_ids = encode_chat(checkpoint.chat_template, turns, model_id=checkpoint.model_id, add_generation_prompt=False)
+    return encode_text(token_ids, checkpoint, param="input")
+
+
 def encode_text(text: Prompt, checkpoint: Checkpoint, *, param: str, least: int = 1) -> list[int]:
     """Ids of a text, or the ids themselves once they are checked. Raises ApiError that names `param`."""
     context, vocab_size = checkpoint.config.block_size, checkpoint.config.vocab_size
     if isinstance(text, str):
-        num_bytes = len(text.encode())
-        if num_bytes > context * checkpoint.tokenizer.longest_token:
-            message = f"{param} has {num_bytes} bytes, which cannot be fewer than {context} tokens, the model's context"
-            raise ApiError(400, message, code="context_length_exceeded", param=param)
+        _check_length(len(text.encode()), checkpoint, param)
         token_ids = checkpoint.tokenizer.encode(text)
     else:
         token_ids = text
@@ -61,3 +107,11 @@ def encode_text(text: Prompt, checkpoint: Checkpoint, *, param: str, least: int 
         message = f"{param} has {len(token_ids)} tokens; the model's context has {context}"
         raise ApiError(400, message, code="context_length_exceeded", param=param)
     return token_ids
+
+
+def _check_length(num_bytes: int, checkpoint: Checkpoint, param: str) -> None:
+    """Raise ApiError before time is spent on a text that no context could hold."""
+    context = checkpoint.config.block_size
+    if num_bytes > context * checkpoint.tokenizer.longest_token:
+        message = f"{param} has {num_bytes} bytes, which cannot be fewer than {context} tokens, the model's context"
+        raise ApiError(400, message, code="context_length_exceeded", param=param)

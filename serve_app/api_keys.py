@@ -94,7 +94,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Look at the `authorization` header."""
-        if scope["type"] != "http" or self._is_open(scope["path"]):
+        if scope["type"] != "http" or self._is_open(scope["path"].removeprefix(scope.get("root_path", ""))):
             await self.app(scope, receive, send)
             return
         error = self._refusal(dict(scope["headers"]).get(b"authorization", b""))

@@ -153,7 +153,7 @@ def capabilities(checkpoint: Checkpoint, limits: Limits, *, has_presets: bool) -
             "encoding_formats": ["float", "base64"],
             "dimensions": config.n_embd,
         },
-        "analyses": ["/v1/concepts/inspect", "/v1/likelihoods"],
+        "analyses": ["/v1/concepts/inspect", "/v1/likelihoods", "/v1/attributions/input", "/v1/traces/replay"],
         "has_chat_template": checkpoint.chat_template is not None,
         "has_guidance": _has_guidance(config),
         "has_overrides": _is_taken(

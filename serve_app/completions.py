@@ -42,6 +42,9 @@ class EngineClient(Protocol):
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept (id local to `head`) most promotes."""
 
+    async def concept_neighbors(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts nearest to one; all ids are local to `head`."""
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text; raises what the engine raises."""
 

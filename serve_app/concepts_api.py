@@ -2,19 +2,141 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
 
-from .concepts import Concept
+from engine import ConceptContribution, Inspection, InspectTokens
+
+from .analyses import TextInput, TokenUsage, analyze_all, encode_input
+from .attribution import number
+from .concepts import Concept, ConceptCatalogue
 from .errors import ApiError
-from .schemas import Head
+from .schemas import Head, Object
+from .schemas.answers import Answer
 from .service import answer_of, service_of
+from .translation import check_model
 
 router = APIRouter(tags=["concepts"])
 
 
-@router.get("/v1/concepts")
+class InspectRequest(Object):
+    """Body of POST /v1/concepts/inspect."""
+
+    model: str | None = None
+    """One of /v1/models; absent means the only one."""
+    input: TextInput
+    """Text, token ids, or messages for the chat template."""
+    top_k: int = Field(default=8, ge=0, le=1024)
+    """Concepts of each head for a token, largest weight first."""
+
+
+class ConceptGroup(Answer):
+    """The public group of a concept."""
+
+    id: int
+    name: str | None
+
+
+class ConceptAnswer(Answer):
+    """One concept of the catalogue."""
+
+    object: Literal["concept"]
+    id: int
+    name: str | None
+    description: str | None
+    head: Head
+    group: ConceptGroup | None
+    is_steerable: bool
+    is_tone: bool
+    is_alignment: bool
+    is_demographic: bool
+
+
+class ConceptList(Answer):
+    """A page of concepts."""
+
+    object: Literal["list"]
+    data: list[ConceptAnswer]
+    total: int
+    limit: int
+    offset: int
+    has_more: bool
+
+
+class ConceptName(Answer):
+    """A concept in short."""
+
+    id: int
+    name: str | None
+
+
+class PromotedToken(Answer):
+    """A token that a concept promotes."""
+
+    token_id: int
+    token: str
+    bytes: list[int]
+    alignment: float
+    """Of the concept's unit embedding with the token's row of the output matrix."""
+
+
+class PromotedTokens(Answer):
+    """Answer of GET /v1/concepts/{concept_id}/top_tokens."""
+
+    object: Literal["list"]
+    concept: ConceptName
+    data: list[PromotedToken]
+
+
+class Neighbor(ConceptName):
+    """A concept near another one."""
+
+    head: Head
+    cosine: float
+
+
+class NeighborList(Answer):
+    """Answer of GET /v1/concepts/{concept_id}/neighbors, nearest first."""
+
+    object: Literal["list"]
+    concept: ConceptName
+    data: list[Neighbor]
+
+
+class ActiveConcept(ConceptName):
+    """A concept at a token."""
+
+    weight: float
+    """Sigmoid of its logit."""
+    contribution: float
+    """To the logit of the token that stands there."""
+
+
+class InspectedToken(Answer):
+    """One token and what is active where it stands."""
+
+    position: int
+    token_id: int
+    token: str
+    bytes: list[int]
+    known: list[ActiveConcept]
+    discovered: list[ActiveConcept]
+
+
+class InspectionAnswer(Answer):
+    """Answer of POST /v1/concepts/inspect."""
+
+    object: Literal["concepts.inspection"]
+    model: str
+    tokens: list[InspectedToken]
+    usage: TokenUsage
+
+
+@router.get("/v1/concepts", response_model=ConceptList)
 async def list_concepts(
     request: Request,
     query: Annotated[str, Query(max_length=500)] = "",
@@ -38,13 +160,13 @@ async def list_concepts(
     }
 
 
-@router.get("/v1/concepts/{concept_id}")
+@router.get("/v1/concepts/{concept_id}", response_model=ConceptAnswer)
 async def get_concept(request: Request, concept_id: int) -> dict[str, Any]:
     """One concept by its id."""
     return _concept(request, concept_id).to_json()
 
 
-@router.get("/v1/concepts/{concept_id}/top_tokens")
+@router.get("/v1/concepts/{concept_id}/top_tokens", response_model=PromotedTokens)
 async def get_top_tokens(
     request: Request, concept_id: int, k: Annotated[int, Query(ge=1, le=1000)] = 15
 ) -> dict[str, Any]:
@@ -68,6 +190,64 @@ async def get_top_tokens(
             for token_id, alignment in top
         ],
     }
+
+
+@router.get("/v1/concepts/{concept_id}/neighbors", response_model=NeighborList)
+async def get_neighbors(
+    request: Request, concept_id: int, k: Annotated[int, Query(ge=1, le=1000)] = 10
+) -> dict[str, Any]:
+    """The concepts of the same head whose directions are nearest, with the cosine between them."""
+    service = service_of(request)
+    concept, catalogue = _concept(request, concept_id), service.checkpoint.catalogue
+    near = await answer_of(request, service.client.concept_neighbors(catalogue.local_id(concept), k, concept.head))
+    return {
+        "object": "list",
+        "concept": {"id": concept.id, "name": concept.name},
+        "data": [
+            {**_named(catalogue, concept.head, local_id), "head": concept.head, "cosine": round(cosine, 6)}
+            for local_id, cosine in near
+        ],
+    }
+
+
+@router.post("/v1/concepts/inspect", response_model=InspectionAnswer)
+async def inspect(request: Request, body: InspectRequest) -> Response:
+    """Which concepts are active at each token of a text that is there already, and what each adds to its logit."""
+    service = service_of(request)
+    checkpoint = service.checkpoint
+    check_model(body.model, checkpoint)
+    token_ids = await asyncio.to_thread(encode_input, body.input, checkpoint)
+    analysis = InspectTokens(token_ids=token_ids, top_k=body.top_k)
+    (found,) = await answer_of(request, analyze_all(service.client, [analysis], Inspection))
+    tokenizer, catalogue = checkpoint.tokenizer, checkpoint.catalogue
+    tokens = [
+        {
+            "position": position,
+            "token_id": token_id,
+            "token": tokenizer.token_name(token_id),
+            "bytes": list(tokenizer.text_bytes(token_id)),
+            "known": [_active(catalogue, "known", item) for item in active.known],
+            "discovered": [_active(catalogue, "discovered", item) for item in active.discovered],
+        }
+        for position, (token_id, active) in enumerate(zip(token_ids, found.tokens, strict=True))
+    ]
+    usage = {"prompt_tokens": len(token_ids), "total_tokens": len(token_ids)}
+    answer = {"object": "concepts.inspection", "model": checkpoint.model_id, "tokens": tokens, "usage": usage}
+    return JSONResponse(answer)
+
+
+def _active(catalogue: ConceptCatalogue, head: Head, item: ConceptContribution) -> dict[str, Any]:
+    return {
+        **_named(catalogue, head, item.concept_id),
+        "weight": number(item.weight),
+        "contribution": number(item.contribution),
+    }
+
+
+def _named(catalogue: ConceptCatalogue, head: Head, local_id: int) -> dict[str, Any]:
+    concept_id = catalogue.catalogue_id(head, local_id)
+    concept = catalogue.get(concept_id)
+    return {"id": concept_id, "name": None if concept is None else concept.name}
 
 
 def _concept(request: Request, concept_id: int) -> Concept:

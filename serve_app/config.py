@@ -234,6 +234,8 @@ class IngressSettings(StrictModel):
     """How long a replica may take to say that it has a request. What it takes to serve it does not count."""
     router_timeout_s: float = Field(default=1.0, gt=0)
     """The same for the router. How long the request waits in its queue does not count."""
+    analysis_timeout_s: float = Field(default=300.0, gt=0)
+    """How long a client may wait for an embedding, a score or another analysis before a 504."""
     max_tries: int = Field(default=5, ge=1)
     """Replicas that are asked for one request, as long as nothing of it was sent, before it is an error."""
     router_retry_s: float = Field(default=0.5, gt=0)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine import Embedding, EmbeddingKind, EmbedTokens, Pooling
 
-from .analyses import analyze_all, encode_text
+from .analyses import TokenUsage, analyze_all, encode_text
 from .errors import ApiError
 from .schemas import Object, Prompt, check_prompt, is_int
 from .schemas.answers import Answer
@@ -59,20 +59,13 @@ class EmbeddingItem(Answer):
     """A string where base64 was asked for."""
 
 
-class EmbeddingUsage(Answer):
-    """Tokens that were read."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingList(Answer):
     """Answer of POST /v1/embeddings."""
 
     object: Literal["list"]
     data: list[EmbeddingItem]
     model: str
-    usage: EmbeddingUsage
+    usage: TokenUsage
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingList)

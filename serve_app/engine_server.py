@@ -159,6 +159,12 @@ class EngineServer:
         """(token id, alignment) of the tokens that a concept most promotes."""
         return await self._engine.concept_top_tokens(concept_id, k, head=head)
 
+    async def concept_neighbors(
+        self, concept_id: int, k: int, head: Literal["known", "discovered"]
+    ) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts of the same head that point most alike."""
+        return await self._engine.concept_neighbors(concept_id, k, head=head)
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text, done between passes; raises what the engine raises."""
         return await self._engine.analyze(analysis)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from contextlib import aclosing
 from typing import Any
@@ -12,11 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from .completions import Completion
 from .disconnect import EventStream, until_disconnect
-from .preset_steering import apply_preset, names_preset
 from .rendering import AnswerFormat, ChatFormat, CompletionFormat
 from .schemas import ChatRequest, CompletionRequest, GenerateFields
 from .schemas.answers import CHAT_RESPONSES, COMPLETION_RESPONSES
-from .service import TIMEOUT_HEADER, api_errors, caller_of, service_of
+from .service import TIMEOUT_HEADER, admitted, api_errors, caller_of, service_of
 from .translation import make_jobs
 
 router = APIRouter(tags=["generate"])
@@ -49,9 +47,7 @@ async def _generate(request: Request, body: GenerateFields, answer_format: Answe
     service = service_of(request)
     completion_id = f"{answer_format.id_prefix}{uuid.uuid4().hex}"
     with api_errors():
-        if names_preset(body):
-            # Presets are files, which may be far away.
-            body = await asyncio.to_thread(apply_preset, body, service.checkpoint, service.presets)
+        body = await admitted(body, service)
         jobs = make_jobs(body, service.checkpoint, completion_id=completion_id, max_prompts=service.limits.max_prompts)
         completion = Completion(
             service.client, body, jobs, service.checkpoint, answer_format, completion_id, caller_of(request)

@@ -45,7 +45,7 @@ from .schemas.input_attribution import (
     ReplayRequest,
     Role,
 )
-from .service import Service, api_errors, caller_of, service_of
+from .service import Service, admitted, api_errors, caller_of, service_of
 from .translation import Checkpoint, check_model, make_jobs
 
 router = APIRouter(tags=["attributions"])
@@ -124,7 +124,7 @@ async def _trace(service: Service, body: InputAttributionRequest, caller: Caller
     if body.request is None:
         return Trace.from_dict(body.trace), None
     with _named_within("request"):
-        engine_request = _engine_request(body.request, service.checkpoint)
+        engine_request = _engine_request(await admitted(body.request, service), service.checkpoint)
         # With nothing to explain: what the engine never explains is refused before anything is generated.
         empty = Trace(
             prompt_token_ids=engine_request.prompt_token_ids,

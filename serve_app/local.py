@@ -45,6 +45,10 @@ class LocalEngineClient:
         """(token id, alignment) of the tokens that a concept most promotes."""
         return await self._engine.concept_top_tokens(concept_id, k, head=head)
 
+    async def concept_neighbors(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts nearest to one."""
+        return await self._engine.concept_neighbors(concept_id, k, head=head)
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text."""
         return await self._engine.analyze(analysis)

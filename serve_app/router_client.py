@@ -14,8 +14,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from opentelemetry.trace import Tracer
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from engine import Analysis, AnalysisResult, EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
@@ -24,6 +22,7 @@ from .completions import Caller
 from .config import IngressSettings
 from .errors import KNOWN_ERRORS, RATE_LIMIT, SERVER_ERROR, ApiError, to_api_error
 from .lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, ServiceLoad, Welcome, replica_load
+from .replica_calls import REPLICA_LOST, ReplicaCalls
 from .replica_reports import short_keys
 from .router_notes import ROUTER_LOST, RouterNotes
 from .routing.messages import Lease, Rejected, RejectionReason, RouteRequest
@@ -32,8 +31,6 @@ from .tracing import NO_TRACER, RouteSpan
 
 logger = logging.getLogger("ray.serve")
 
-REPLICA_LOST: tuple[type[Exception], ...] = (RayActorError, ReplicaUnavailableError, EngineStopped, TimeoutError)
-"""What a call to a replica ends with that died, left, or does not answer."""
 _NOT_READY: tuple[type[Exception], ...] = (TimeoutError, *KNOWN_ERRORS)
 _PAUSE_S = 0.02
 """Before a refused request asks again, and longer each time: what was refused on old news gets newer ones."""
@@ -55,6 +52,7 @@ class RoutedEngineClient:
     ) -> None:
         # Results travel by gRPC instead of through Ray's object store: a third of the time for each batch.
         self._calls = engine.options(_by_reference=False)
+        self._questions = ReplicaCalls(self._calls, settings, recorder)
         # Events are plain data: what cloudpickle does beyond pickle is for code, and takes most of its time.
         self._streams = engine.options(stream=True, _by_reference=False, response_serialization="pickle")
         self._router = None if router is None else router.options(stream=True, _by_reference=False)
@@ -89,17 +87,21 @@ class RoutedEngineClient:
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""
-        if not self._is_ready:
-            await self.check_ready()
-        top: list[tuple[int, float]] = await self._calls.concept_top_tokens.remote(concept_id, k, head)
-        return top
+        return cast(list[tuple[int, float]], await self._ask("concept_top_tokens", concept_id, k, head))
+
+    async def concept_neighbors(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
+        """(concept id, cosine) of the concepts nearest to one."""
+        return cast(list[tuple[int, float]], await self._ask("concept_neighbors", concept_id, k, head))
 
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """An analysis of text by one of the replicas."""
+        return cast(AnalysisResult, await self._ask("analyze", analysis))
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
         if not self._is_ready:
+            # Without any replica a call would wait for one instead of failing.
             await self.check_ready()
-        result: AnalysisResult = await self._calls.analyze.remote(analysis)
-        return result
+        return await self._questions.ask(method, *arguments)
 
     async def load(self) -> ServiceLoad:
         """What the router knows of all replicas; where it is away, what one of them says of itself."""

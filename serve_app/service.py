@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 from collections.abc import Coroutine, Iterator
@@ -19,6 +20,7 @@ from .completions import Caller, EngineClient
 from .config import CorsSettings, Limits
 from .disconnect import until_disconnect
 from .errors import KNOWN_ERRORS, ApiError, to_api_error
+from .preset_steering import Fields, apply_preset, names_preset
 from .presets import PresetStore
 from .prometheus_text import PrometheusRecorder
 from .tracing import NO_TRACER
@@ -93,3 +95,16 @@ async def answer_of(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` gives, cancelled as soon as the client leaves; the request's body must have been read before."""
     with api_errors():
         return await until_disconnect(request.receive, work)
+
+
+async def admitted(request: Fields, service: Service) -> Fields:
+    """A request to generate, with the preset that it names; raises ApiError for more tokens than the server allows."""
+    most = service.limits.max_tokens
+    if most is not None and request.token_limit > most:
+        field = "max_completion_tokens" if getattr(request, "max_completion_tokens", None) is not None else "max_tokens"
+        message = f"{field} is {request.token_limit}; this server allows {most}"
+        raise ApiError(400, message, code="invalid_value", param=field)
+    if not names_preset(request):
+        return request
+    # Presets are files, which may be far away.
+    return await asyncio.to_thread(apply_preset, request, service.checkpoint, service.presets)

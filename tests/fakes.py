@@ -56,7 +56,8 @@ class FakeEngine:
     """AsyncEngine without a model: a token follows from the prompt, the seed, the steering and its position alone.
 
     `script` gives the generated tokens instead, over and over. `before` is awaited before each batch of events with
-    the request and the batch's number; it may raise, or wait for ever. `error` is what requests end with, if anything.
+    the request and the batch's number; it may raise, or wait for ever.
+    `before_analysis` likewise, before an analysis. `error` is what requests end with, if anything.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class FakeEngine:
         *,
         script: Sequence[int] = (),
         before: Callable[[GenerateRequest, int], Awaitable[None]] | None = None,
+        before_analysis: Callable[[Analysis], Awaitable[None]] | None = None,
         error: str | None = None,
         num_lanes: int = NUM_LANES,
     ) -> None:
@@ -72,6 +74,7 @@ class FakeEngine:
         self.num_lanes = num_lanes
         self._on_load: Callable[[EngineLoad], None] | None = None
         self.script, self.before, self.error = script, before, error
+        self.before_analysis = before_analysis
         self.requests: list[GenerateRequest] = []
         self.analyses: list[Analysis] = []
         self.running: set[str | None] = set()
@@ -132,9 +135,21 @@ class FakeEngine:
     async def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: str = "known") -> list[tuple[int, float]]:
         return [((concept_id + i) % self.model_config.vocab_size, 3.0 - i / 8) for i in range(k)]
 
+    async def concept_neighbors(self, concept_id: int, k: int = 10, *, head: str = "known") -> list[tuple[int, float]]:
+        concept = self.model_config.concept
+        number = concept.n_concepts if head == "known" else concept.n_discovered
+        return [((concept_id + 1 + i) % number, 1.0 - i / 16) for i in range(min(k, number - 1))]
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         """Numbers that follow from the tokens alone."""
         self.analyses.append(analysis)
+        if self.before_analysis is not None:
+            name = f"analysis-{len(self.analyses)}"
+            self.running.add(name)
+            try:
+                await self.before_analysis(analysis)
+            finally:
+                self.running.discard(name)
         match analysis:
             case ScoreTokens(token_ids=ids, num_logprobs=k):
                 top = [tuple((token_id + i, -0.5 - i) for i in range(k)) for token_id in ids]
@@ -269,7 +284,16 @@ class FakeEngine:
 
 def scripted_engine(path: Path, config: object, *, recorder: object) -> FakeEngine:
     """A FakeEngine whose requests go wrong by their seed; importable, so that Ray's workers find it."""
-    return FakeEngine(ModelConfig.from_json(path), before=misbehave)
+    return FakeEngine(ModelConfig.from_json(path), before=misbehave, before_analysis=misbehave_in_analysis)
+
+
+async def misbehave_in_analysis(analysis: Analysis) -> None:
+    """The same for an embedding, by its first token, whatever batch the table says."""
+    if isinstance(analysis, EmbedTokens) and analysis.token_ids[0] in MISBEHAVIOUR:
+        _, error = MISBEHAVIOUR[analysis.token_ids[0]]
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
 
 
 async def misbehave(request: GenerateRequest, number: int) -> None:

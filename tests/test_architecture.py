@@ -44,6 +44,7 @@ LEVEL = {
     "serve_app": {
         "__init__": 0,
         "autoscaling": 0,
+        "error_codes": 0,
         "errors": 0,
         "metrics_table": 0,
         "playground_api": 0,
@@ -64,6 +65,7 @@ LEVEL = {
         "api_keys": 2,
         "attribution": 2,
         "lease_desk": 2,
+        "replica_calls": 2,
         "replica_choice": 2,
         "router_notes": 2,
         "streaming": 2,
@@ -86,6 +88,7 @@ LEVEL = {
         "engine_server": 6,
         "generate_api": 6,
         "input_attribution_api": 6,
+        "likelihoods_api": 6,
         "models_api": 6,
         "operations_api": 6,
         "presets_api": 6,

@@ -556,6 +556,16 @@ def test_the_tokens_a_concept_promotes_are_told_for_both_heads(make_engine, orac
         make_engine(NO_DISCOVERED).concept_top_tokens(0, head="discovered")
 
 
+def test_the_concepts_near_one_are_told_for_both_heads(make_engine):
+    engine = make_engine(STEERLING_LIKE)
+    for head in ("known", "discovered"):
+        near = engine.concept_neighbors(3, 4, head=head)
+        (back,) = [cosine for other, cosine in engine.concept_neighbors(near[0][0], 69, head=head) if other == 3]
+        assert len(near) == 4 and back == pytest.approx(near[0][1])
+    with pytest.raises(Unsupported, match="no discovered head"):
+        make_engine(NO_DISCOVERED).concept_neighbors(0, head="discovered")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -569,8 +579,10 @@ def test_the_tokens_a_concept_promotes_are_told_for_both_heads(make_engine, orac
     ids=str,
 )
 def test_a_concept_or_head_that_is_not_there_is_refused_by_name(make_engine, values, message):
-    with pytest.raises(InvalidRequest, match=message):
-        make_engine(STEERLING_LIKE).concept_top_tokens(**values)
+    engine = make_engine(STEERLING_LIKE)
+    for ask in (engine.concept_top_tokens, engine.concept_neighbors):
+        with pytest.raises(InvalidRequest, match=message):
+            ask(**values)
 
 
 def test_a_prompt_is_left_as_it_is(make_engine, oracle):

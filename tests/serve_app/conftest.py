@@ -107,6 +107,9 @@ class DirectClient:
     async def concept_top_tokens(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
         return await self.engine.concept_top_tokens(concept_id, k, head=head)
 
+    async def concept_neighbors(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
+        return await self.engine.concept_neighbors(concept_id, k, head=head)
+
     async def analyze(self, analysis: Analysis) -> AnalysisResult:
         return await self.engine.analyze(analysis)
 

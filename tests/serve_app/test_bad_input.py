@@ -221,8 +221,8 @@ async def test_a_field_that_is_not_served_is_refused_by_name_before_any_work(ser
     assert not one.engine.requests
 
 
-async def test_what_the_engine_cannot_do_yet_is_refused_by_name(server):
-    response = await server().post({"prompt": "a", "diffusion": {"cfg_scale": 1.0}})
+async def test_guidance_with_lossless_drafts_is_refused_by_name(server):
+    response = await server().post({"prompt": "a", "diffusion": {"cfg_scale": 1.0, "policy": "lossless"}})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_field", "diffusion.cfg_scale")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.block_router import GONE_S, BlockRouter
-from serve_app.lease_messages import Queued, RefusalReason, Returned, RouteCall
+from serve_app.lease_messages import Queued, RefusalReason, ReplicaLoad, Returned, RouteCall
 from serve_app.routing.messages import Lease, Rejected, RejectionReason, ReplicaReport, RouteRequest, RunningBlock
 from serve_app.routing.policy import RoutingSettings
 from tests.records import Clock, Records
@@ -74,6 +74,22 @@ async def test_where_a_lane_is_free_the_first_answer_is_the_lease(router):
     assert isinstance(lease, Lease) and (lease.replica_id, lease.request_id) == ("one", "a")
     assert router.records.counts[("router_assignments", "soonest")] == 1
     assert router.records.observed["router_group_requests"] == [1]
+
+
+async def test_the_load_is_what_replicas_said_last_and_what_waits(router):
+    await router.report(free=0)
+    await router.report(free=1, replica_id="two")
+    await router.report(2, free=0, replica_id="two")
+    waiting = await router.queue(route("a"))
+    router.clock.now += 0.25
+    await router.report(2, free=0)
+    load = await router.shell.load()
+    one = ReplicaLoad(replica_id="one", num_lanes=2, num_lanes_free=0, num_pages=50, num_pages_free=50, num_waiting=0)
+    assert load.replicas == (one, replace(one, replica_id="two"))
+    assert (load.num_queued, load.oldest_wait_s, load.is_complete) == (1, 0.25, True)
+    await router.shell.gone("one")
+    assert [each.replica_id for each in (await router.shell.load()).replicas] == ["two"]
+    waiting.cancel()
 
 
 async def test_where_none_is_free_the_caller_hears_so_at_once_and_later_where_to_go(router):

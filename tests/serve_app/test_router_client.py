@@ -13,6 +13,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from engine import (
     AttributionParams,
+    Embedding,
+    EmbedTokens,
     EngineStopped,
     Finished,
     GenerateRequest,
@@ -24,7 +26,16 @@ from engine import (
 from serve_app.completions import Caller
 from serve_app.config import IngressSettings
 from serve_app.errors import ApiError
-from serve_app.lease_messages import Queued, Refusal, RefusalReason, Returned, RouteCall, Welcome
+from serve_app.lease_messages import (
+    Queued,
+    Refusal,
+    RefusalReason,
+    ReplicaLoad,
+    Returned,
+    RouteCall,
+    ServiceLoad,
+    Welcome,
+)
 from serve_app.router_client import RoutedEngineClient
 from serve_app.routing.messages import PREFIX_KEY_BYTES, Lease, Rejected, RejectionReason, RouteRequest
 from tests.records import Records
@@ -396,3 +407,110 @@ async def test_without_a_router_replicas_are_chosen_here():
     assert await scene.run() == [SECOND]
     assert not scene.records.counts and not scene.router.calls
     assert scene.route().num_prompt_tokens == 40
+
+
+class Asked:
+    """A client whose replicas answer questions as a list of items says, in turn."""
+
+    def __init__(self, answers: list[list[Any]], **settings: Any) -> None:
+        answers = list(answers)
+        self.records = Records()
+        self.engine = Handle(lambda name, args, session: [{}] if name == "stats" else answers.pop(0))
+        self.client = RoutedEngineClient(
+            self.engine, None, block_size=16, settings=IngressSettings(**settings), recorder=self.records
+        )
+
+
+EMBED = EmbedTokens(token_ids=(1, 2))
+VECTOR = Embedding(vector=(1.0, 2.0))
+
+
+@pytest.mark.parametrize("lost", [DIED, GONE, EngineStopped("it was stopped")], ids=repr)
+async def test_an_analysis_goes_to_another_replica_where_one_is_lost(lost):
+    asked = Asked([[lost], [lost], [VECTOR]])
+    assert await asked.client.analyze(EMBED) == VECTOR
+    assert [args for args, _ in asked.engine.of("analyze")] == [(EMBED,)] * 3
+    assert asked.records.counts == {"ingress_retries": 2}
+
+
+async def test_an_analysis_that_finds_no_replica_is_given_up_after_its_tries():
+    asked = Asked([[DIED], [DIED]], max_tries=2)
+    with pytest.raises(ActorDiedError):
+        await asked.client.analyze(EMBED)
+    assert not asked.engine.responses[-1].items[1:]
+
+
+@pytest.mark.parametrize("refusal", [QueueFull("256 analyses are under way"), ValueError("a defect")], ids=repr)
+async def test_what_a_replica_refuses_is_not_asked_of_another(refusal):
+    asked = Asked([[refusal]])
+    with pytest.raises(type(refusal)):
+        await asked.client.analyze(EMBED)
+    assert len(asked.engine.of("analyze")) == 1
+
+
+async def test_an_analysis_that_takes_too_long_is_ended_and_says_so():
+    asked = Asked([[HANG]], analysis_timeout_s=0.02)
+    with pytest.raises(ApiError) as caught:
+        await asked.client.analyze(EMBED)
+    assert (caught.value.status, caught.value.code) == (504, "analysis_timeout")
+    assert asked.engine.responses[-1].is_cancelled
+
+
+async def test_leaving_ends_the_call_of_an_analysis():
+    asked = Asked([[HANG]])
+    asking = asyncio.ensure_future(asked.client.analyze(EMBED))
+    while not asked.engine.of("analyze"):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert asked.engine.responses[-1].is_cancelled
+
+
+async def test_a_call_that_is_answered_is_not_cancelled():
+    asked = Asked([[VECTOR]])
+    await asked.client.analyze(EMBED)
+    assert not asked.engine.responses[-1].is_cancelled
+
+
+async def test_concepts_are_asked_of_another_replica_too():
+    asked = Asked([[DIED], [[(1, 0.5)]], [DIED], [[(2, 0.25)]]])
+    assert await asked.client.concept_neighbors(3, 1, "known") == [(1, 0.5)]
+    assert await asked.client.concept_top_tokens(3, 1, "known") == [(2, 0.25)]
+    assert asked.engine.of("concept_neighbors")[0][0] == (3, 1, "known")
+
+
+STATS = {
+    "num_waiting": 1,
+    "num_running": 2,
+    "num_lanes": 8,
+    "num_pages": 64,
+    "pages_free": 40,
+    "pages_cached": 20,
+    "pages_held": 4,
+}
+OWN = ReplicaLoad(replica_id="", num_lanes=8, num_lanes_free=6, num_pages=64, num_pages_free=60, num_waiting=1)
+
+
+def loaded(router_answer: list[Any] | None, stats: list[Any]) -> RoutedEngineClient:
+    engine = Handle(lambda name, args, session: list(stats))
+    router = None if router_answer is None else Handle(lambda name, args, session: list(router_answer))
+    settings = IngressSettings(router_timeout_s=0.05, ready_timeout_s=0.05)
+    return RoutedEngineClient(engine, router, block_size=16, settings=settings, recorder=Records())
+
+
+async def test_the_router_tells_the_load_of_all():
+    told = ServiceLoad(replicas=(OWN, OWN), num_queued=3)
+    assert await loaded([told], [HANG]).load() == told
+
+
+@pytest.mark.parametrize("router", [None, [HANG], [DIED], [GONE]], ids=repr)
+async def test_without_the_router_one_replica_tells_its_own(router):
+    assert await loaded(router, [STATS]).load() == ServiceLoad(replicas=(OWN,), is_complete=False)
+
+
+async def test_without_anybody_the_load_is_a_503():
+    with pytest.raises(ApiError) as caught:
+        await loaded([DIED], [HANG]).load()
+    assert (caught.value.status, caught.value.code) == (503, "not_ready")

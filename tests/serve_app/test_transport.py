@@ -67,6 +67,22 @@ def kill_engine_replica() -> None:
     ray.kill(ray.get_actor(name, namespace="serve"))
 
 
+@pytest.mark.parametrize(("token_id", "status"), [(7, 200), (100, 429), (102, 400)])
+def test_an_analysis_and_what_refuses_it_cross_unchanged(url, token_id, status):
+    response = httpx.post(f"{url}/v1/embeddings", json={"input": [token_id]}, timeout=DEADLINE_S)
+    assert response.status_code == status
+    if status == 200:
+        assert len(response.json()["data"][0]["embedding"]) == 32
+
+
+def test_leaving_in_the_middle_of_an_analysis_ends_it_in_the_engine(url):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/embeddings", json={"input": [[104], [104], [7]]}, timeout=httpx.Timeout(90, read=5))
+    assert eventually(lambda: num_running() == 0)
+    load = httpx.get(f"{url}/load", timeout=DEADLINE_S).json()
+    assert (load["num_replicas"], load["is_complete"]) == (1, True)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("seed", "status", "code", "param"),

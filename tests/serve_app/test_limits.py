@@ -1,0 +1,58 @@
+"""What one request may ask for, where the operator says less than the model allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serve_app.config import Limits
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def target(server):
+    target = server()
+    limits = Limits(max_tokens=5, max_embedding_inputs=2)
+    target.app.state.service = replace(target.app.state.service, limits=limits)
+    return target
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "a"}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": MESSAGES}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": MESSAGES}, "max_completion_tokens"),
+    ],
+)
+async def test_as_many_tokens_as_the_server_allows_and_no_more(target, path, body, field):
+    assert (await target.post({**body, field: 5}, path)).status_code == 200
+    response = await target.post({**body, field: 6}, path)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["message"] == f"{field} is 6; this server allows 5"
+
+
+async def test_the_default_counts_as_asked_for(target):
+    assert (await target.post({"prompt": "a"})).json()["error"]["param"] == "max_tokens"
+
+
+async def test_a_request_that_is_explained_is_a_request(target):
+    request = {"prompt": "a", "max_tokens": 6}
+    error = (await target.post({"request": request}, "/v1/attributions/input")).json()["error"]
+    assert error["param"] == "request.max_tokens"
+
+
+async def test_embeddings_have_a_limit_of_their_own(target):
+    assert (await target.post({"input": ["a", "b"]}, "/v1/embeddings")).status_code == 200
+    assert (await target.post({"input": ["a", "b", "c"]}, "/v1/embeddings")).json()["error"]["param"] == "input"
+
+
+async def test_capabilities_tell_the_limits(target):
+    limits = (await target.get("/v1/capabilities")).json()["limits"]
+    assert (limits["max_tokens"], limits["max_embedding_inputs"]) == (5, 2)
