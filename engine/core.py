@@ -57,19 +57,19 @@ from .scheduling import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
     """A snapshot of what is in use."""
 
     num_waiting: int
     num_running: int
     num_lanes: int
+    num_lanes_in_use: int
+    """A guided request runs on two."""
     num_pages: int
     pages_free: int
     pages_cached: int
     pages_held: int
-    num_lanes_in_use: int = 0
-    """A guided request runs on two."""
 
 
 @dataclass(slots=True, eq=False)
@@ -186,11 +186,11 @@ class Engine:
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
             num_lanes=self.config.num_lanes,
+            num_lanes_in_use=self.config.num_lanes - scheduler.num_free_lanes,
             num_pages=self.runner.cache.num_pages,
             pages_free=scheduler.num_free_pages,
             pages_cached=scheduler.num_cached_pages,
             pages_held=scheduler.num_held_pages,
-            num_lanes_in_use=self.config.num_lanes - scheduler.num_free_lanes,
         )
 
     def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
