@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from .admission import check_request
 from .analysis import Analysis, AnalysisResult
@@ -39,7 +38,7 @@ from .output import (
     Output,
     Started,
 )
-from .request import MAX_SEED, GenerateRequest
+from .request import MAX_SEED, GenerateRequest, Head
 from .runner.explaining import ExplanationInFlight, KeptCommit, keep
 from .runner.graphs import row_buckets
 from .runner.model_runner import ModelRunner
@@ -331,17 +330,13 @@ class Engine:
         """Assert that pages, lanes and sequences agree; for tests and for idle moments."""
         self.scheduler.check_integrity()
 
-    def concept_top_tokens(
-        self, concept_id: int, k: int = 15, *, head: Literal["known", "discovered"] = "known"
-    ) -> list[tuple[int, float]]:
+    def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: Head = "known") -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens a concept most promotes, by its unit embedding against lm_head."""
         concept_head = self._checked_head(concept_id, k, head)
         ids, values = top_tokens(self.runner.model, concept_head, concept_id, k)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
 
-    def concept_neighbors(
-        self, concept_id: int, k: int = 10, *, head: Literal["known", "discovered"] = "known"
-    ) -> list[tuple[int, float]]:
+    def concept_neighbors(self, concept_id: int, k: int = 10, *, head: Head = "known") -> list[tuple[int, float]]:
         """(concept id, cosine) of the concepts of the same head whose embeddings point most alike, itself left out."""
         ids, values = nearest_concepts(self._checked_head(concept_id, k, head), concept_id, k)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
