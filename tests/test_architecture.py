@@ -37,6 +37,7 @@ LEVEL = {
         "load": 3,
         "runner": 4,
         "analyzing": 5,
+        "outbox": 5,
         "core": 6,
         "async_engine": 7,
         "__init__": 8,
