@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from .steering import Head
+from engine import Head
 
 FinishReason = Literal["stop", "length"]
 
