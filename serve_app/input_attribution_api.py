@@ -200,14 +200,7 @@ def _named_within(field: str) -> Iterator[None]:
         known = to_api_error(error)
         # What the engine says of the trace is the caller's request.
         inner = (known.param or "").removeprefix("trace").lstrip(".")
-        raise ApiError(
-            known.status,
-            known.message,
-            code=known.code,
-            type=known.type,
-            param=f"{field}.{inner}" if inner else field,
-            retry_after_s=known.retry_after_s,
-        ) from error
+        raise known.with_param(f"{field}.{inner}" if inner else field) from error
 
 
 @dataclass(frozen=True, slots=True)
