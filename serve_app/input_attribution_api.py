@@ -20,13 +20,11 @@ from engine import (
     AttributeInputs,
     Event,
     Finished,
-    FinishReason,
     GenerateRequest,
     InputAttribution,
     Output,
     Replay,
     ReplayTrace,
-    RequestFailed,
     TargetAttribution,
     Trace,
     trace_of,
@@ -35,6 +33,7 @@ from engine import (
 from .attribution import number
 from .completions import Caller, EngineClient
 from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
+from .rendering import require_text
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
     MAX_TARGETS,
@@ -182,12 +181,8 @@ async def _output(source: AsyncGenerator[tuple[Event, ...], None]) -> Output:
     async with aclosing(source) as batches:
         async for events in batches:
             if isinstance(last := events[-1], Finished):
-                output = last.output
-                if output.finish_reason is FinishReason.ABORT:
-                    raise Aborted("the engine cancelled the request")
-                if output.finish_reason is FinishReason.ERROR:
-                    raise RequestFailed(output.error or "the engine gave the request up")
-                return output
+                require_text(last.output)
+                return last.output
     raise Aborted("the engine's events ended before the generation did")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -39,17 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command is None:
             return check(options, console)
+        command: Command = options.command
         with _client(options) as client:
-            return _run(options.command, options, client, console)
+            return command(options, client, console)
     except (ApiFailure, EngineError, OSError) as error:
         Console(stderr=True).print(f"glassblock: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _run(command: Command, options: argparse.Namespace, client: ApiClient, console: Console) -> int:
-    return command(options, client, console)
 
 
 @contextmanager
@@ -59,15 +56,11 @@ def _client(options: argparse.Namespace) -> Iterator[ApiClient]:
         with ApiClient(options.server, api_key_from_environment()) as client:
             yield client
         return
-    status = Console(stderr=True)
-    with status.status("loading the model"):
-        server = local_server(options.local or None, engine=EngineConfig(device=options.device))
-        url = server.__enter__()
-    try:
-        with ApiClient(url) as client:
-            yield client
-    finally:
-        server.__exit__(None, None, None)
+    with ExitStack() as stack:
+        with Console(stderr=True).status("loading the model"):
+            server = local_server(options.local or None, engine=EngineConfig(device=options.device))
+            url = stack.enter_context(server)
+        yield stack.enter_context(ApiClient(url))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -130,9 +123,9 @@ def _part(
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return value
 
 
