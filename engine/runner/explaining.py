@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -246,9 +246,10 @@ def _attributions(part: _Part) -> list[TokenAttribution]:
 
 
 def _contributions(values: list[float], most: int | None) -> tuple[ConceptContribution, ...]:
-    items = zip(values[::3], values[1::3], values[2::3], strict=True)
+    # A slice takes a number of any size; `islice` raises beyond a machine word.
+    kept = values if most is None else values[: 3 * most]
     return tuple(
         ConceptContribution(int(id_), weight, amount)
-        for id_, weight, amount in islice(items, most)
+        for id_, weight, amount in zip(kept[::3], kept[1::3], kept[2::3], strict=True)
         if id_ != attribution.NOTHING
     )

@@ -139,6 +139,14 @@ class TestAttribution:
                 sum(c.contribution for c in a.attribution.known), abs=1e-4
             )
 
+    @pytest.mark.parametrize("top_k", [2**31, 2**63 - 1, 2**63, 10**30])
+    def test_top_k_of_any_size_returns_what_there_is(self, make_engine, top_k):
+        """One request with 2**63 made `islice` raise in the engine's thread, and the engine was gone for everybody."""
+        whole, cut = make_engine(EOT).generate([request(attribution=AttributionParams(top_k=k)) for k in (None, top_k)])
+        for a, b in zip(whole.commits, cut.commits, strict=True):
+            assert [c.concept_id for c in b.attribution.known] == [c.concept_id for c in a.attribution.known]
+            assert [c.concept_id for c in b.attribution.discovered] == [c.concept_id for c in a.attribution.discovered]
+
     def test_parts_sum_to_the_target_logit_under_steering_and_penalty(self, make_engine):
         steering = SteeringParams(
             interventions=(Intervention(concept_ids=(3,), strength=6.0),),
