@@ -219,11 +219,9 @@ class _Read:
     role: Role
 
     def to_json(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        tokenizer = checkpoint.tokenizer
         return {
             "position": self.position,
-            "token": tokenizer.token_name(self.token_id),
-            "bytes": list(tokenizer.text_bytes(self.token_id)),
+            **checkpoint.tokenizer.spelled(self.token_id),
             "token_id": self.token_id,
             "role": self.role,
         }

@@ -16,14 +16,12 @@ from engine import (
     Unsupported,
     WeightOverride,
 )
-from tests.checkpoints import EOT, RECIPES
+from tests.checkpoints import EOT, NO_CORRECTION, NO_DISCOVERED
 from tests.engine.decoding.test_overrides import LARGE_HEADS, LARGE_HEADS_NO_CORRECTION
 from tests.engine.test_independence import assert_same, run
 from tests.parity import compare_output
 from tests.reference import generate
 
-NO_DISCOVERED = next(r for r in RECIPES if r.name == "no_discovered_head")
-TOPK_ON_LOGITS = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 DEMO = Path(__file__).resolve().parents[2] / "demo_model" / "steerling-demo"
 MODES = ["delta", "reference"]
 
@@ -60,7 +58,7 @@ def request(recipe, num_prompt=9, max_tokens=30, *, seed=0, steering=None, attri
             ["70", "discovered", "[0, 70)"],
         ),
         (NO_DISCOVERED, steering((3, "discovered", 1.0)), Unsupported, "overrides[0].head", ["no discovered head"]),
-        (TOPK_ON_LOGITS, steering((3, "known", 1.0), mode="reference"), Unsupported, "override_mode", ["'delta'"]),
+        (NO_CORRECTION, steering((3, "known", 1.0), mode="reference"), Unsupported, "override_mode", ["'delta'"]),
     ],
     ids=["unknown known", "unknown discovered", "no discovered head", "topk_on_logits"],
 )
@@ -78,8 +76,8 @@ def test_what_a_checkpoint_cannot_do_is_refused_by_name(make_engine, recipe, ask
     [
         (EOT, steering((49, "known", 1.0), (69, "discovered", 1.0), mode="reference")),
         (NO_DISCOVERED, steering((3, "known", 1.0), mode="reference")),
-        (TOPK_ON_LOGITS, steering((3, "known", 1.0), (3, "discovered", 1.0))),
-        (TOPK_ON_LOGITS, SteeringParams(override_mode="reference")),
+        (NO_CORRECTION, steering((3, "known", 1.0), (3, "discovered", 1.0))),
+        (NO_CORRECTION, SteeringParams(override_mode="reference")),
     ],
     ids=["last concepts", "no discovered head", "topk_on_logits", "a mode and nothing to set"],
 )
