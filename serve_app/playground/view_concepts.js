@@ -50,7 +50,8 @@ export function ConceptList({ lane }) {
 }
 
 function HeadList({ head, rows }) {
-  const shown = rows.slice(0, LISTED);
+  // Those that moved words most, whichever way; of these the list goes by the totals that it shows.
+  const shown = rows.slice(0, LISTED).sort((a, b) => Math.abs(b.total) - Math.abs(a.total));
   const bars = diverging(shown.map((row) => row.total));
   if (shown.length === 0) return null;
   return html`<h3>${head === "known" ? "Known: named by people" : "Discovered: found by the model"}</h3>

@@ -9,7 +9,7 @@ import { OVERRIDE_MODES } from "./request.js";
 import { server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
 import { addOverride } from "./view_concepts.js";
-import { ConceptSearch } from "./view_search.js";
+import { ConceptSearch, focusSearch } from "./view_search.js";
 
 const LIMIT = 1000;
 
@@ -23,7 +23,7 @@ export function Overrides() {
     before.current = overrides.length;
   }, [overrides.length]);
   return html`<details
-    class="more overrides"
+    class="more overrides has-search"
     data-testid="overrides"
     open=${isOpen}
     onToggle=${(event) => setOpen(event.target.open)}
@@ -76,7 +76,10 @@ function Weight({ item }) {
         type="button"
         class="icon-button"
         aria-label=${`Leave the weight of ${name}`}
-        onClick=${() => set({ overrides: settings.value.overrides.filter((other) => other.id !== item.id) })}
+        onClick=${(event) => {
+          focusSearch(event);
+          set({ overrides: settings.value.overrides.filter((other) => other.id !== item.id) });
+        }}
       >
         <${Icon} name="close" />
       </button>

@@ -94,6 +94,14 @@ export function ConceptSearch({ label, placeholder, find, onChoose, hasHeads = f
   </div>`;
 }
 
+/**
+ * Give the focus to the search of the same part, for a button that is about to go away. Only if a key pressed it: on
+ * a phone the focus would call up the keyboard.
+ */
+export function focusSearch(event) {
+  if (event.detail === 0) event.target.closest(".has-search").querySelector("[role=combobox]").focus();
+}
+
 function sayNothingFound(found, query) {
   return found.error ? `The search failed: ${found.error.message}` : `No concept matches "${query.trim()}".`;
 }

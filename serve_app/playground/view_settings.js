@@ -34,7 +34,8 @@ export function DecodingPanel() {
 /** How far words are pushed toward the prompt. A policy without it leaves the number for when another is chosen. */
 function Guidance() {
   if (!canGuide(settings.value.policy)) {
-    return html`<label>Guidance <input type="number" disabled placeholder="not if lossless" /></label>`;
+    return html`<label>Guidance <input type="number" disabled placeholder="off" /></label>
+      ${settings.value.guidance > 0 && html`<p class="quiet">The lossless policy takes no guidance.</p>`}`;
   }
   return html`<${OptionalNumber} label="Guidance" name="guidance" max="100" step="0.5" placeholder="0, off" />
     ${settings.value.guidance > 0 &&

@@ -8,7 +8,7 @@ import { conceptName } from "./text.js";
 import { addOverride, addSteer, addSuppression } from "./view_concepts.js";
 import { Overrides } from "./view_overrides.js";
 import { Presets } from "./view_presets.js";
-import { ConceptSearch } from "./view_search.js";
+import { ConceptSearch, focusSearch } from "./view_search.js";
 
 const RANGE = { logits: { limit: 12, step: 0.5 }, raw: { limit: 40, step: 1 } };
 
@@ -17,11 +17,11 @@ export function SteerPanel() {
   const { steers, suppress, preset } = settings.value;
   const { hasOverrides, hasPresets } = server.value.capabilities;
   const isEmpty = steers.length === 0 && suppress.length === 0 && preset === null && asked.value.overrides.length === 0;
-  return html`<section class="card" aria-label="Steering">
+  return html`<section class="card has-search" aria-label="Steering">
     <h2>Steer</h2>
     <${ConceptSearch}
       label="Find a concept to steer by"
-      placeholder="Find a concept: animal, music, law"
+      placeholder="Find animal, music, law"
       find=${searchConcepts}
       onChoose=${addSteer}
     />
@@ -94,7 +94,15 @@ function Slider({ steer }) {
         <summary>More</summary>
         <${SliderMore} steer=${steer} name=${name} />
       </details>
-      <button type="button" class="icon-button" aria-label=${`Remove ${name}`} onClick=${() => remove("steers", steer.id)}>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label=${`Remove ${name}`}
+        onClick=${(event) => {
+          focusSearch(event);
+          remove("steers", steer.id);
+        }}
+      >
         <${Icon} name="close" />
       </button>
     </div>
@@ -124,8 +132,8 @@ function SliderMore({ steer, name }) {
     <label>
       Schedule
       <select value=${steer.schedule} onChange=${(event) => change(steer.id, { schedule: event.target.value })}>
-        <option value="fixed">all of the text</option>
-        <option value="hard_cutoff">the first tokens</option>
+        <option value="fixed">whole text</option>
+        <option value="hard_cutoff">first tokens</option>
       </select>
     </label>
     ${steer.schedule === "hard_cutoff" &&
@@ -151,7 +159,8 @@ function SliderMore({ steer, name }) {
     <button
       type="button"
       class="button"
-      onClick=${() => {
+      onClick=${(event) => {
+        focusSearch(event);
         remove("steers", steer.id);
         addSuppression({ id: steer.id, name: steer.name, head: "known" });
       }}
@@ -193,7 +202,10 @@ function Suppression({ item }) {
         type="button"
         class="icon-button"
         aria-label=${`Stop suppressing ${name}`}
-        onClick=${() => remove("suppress", item.id)}
+        onClick=${(event) => {
+          focusSearch(event);
+          remove("suppress", item.id);
+        }}
       >
         <${Icon} name="close" />
       </button>

@@ -130,8 +130,10 @@ def test_set_weights_of_both_heads_change_the_text_and_leaving_them_gives_it_bac
     generate(page)
     assert prose(page) != overridden
     assert sent_and_answered(page)[1]["steering"]["override_mode"] == "reference"
-    for name in ("animal", f"Discovered {discovered}"):
-        page.get_by_label(f"Leave the weight of {name}").click()
+    page.get_by_label(f"Leave the weight of Discovered {discovered}").click()
+    page.get_by_label("Leave the weight of animal").press("Enter")
+    # The button is gone; a keyboard goes on from where weights are found.
+    assert page.evaluate("document.activeElement.labels[0].textContent") == "Find a concept whose weight to set"
     generate(page)
     assert prose(page) == plain
 
@@ -184,7 +186,6 @@ def test_a_steered_chat_of_several_turns_with_a_model_that_has_a_template(open_p
         page.locator(".scrub").evaluate(SCRUB, "3")
         tail = page.locator(".lane").first.locator(".cell.is-prompt")
         tail.first.wait_for()
-        print(tail.all_inner_texts())
         assert "assistant:" in "".join(tail.all_inner_texts())[-20:]
         page.get_by_role("button", name="New chat").click()
         assert page.locator(".turn").count() == 0

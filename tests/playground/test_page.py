@@ -435,6 +435,9 @@ def test_no_width_scrolls_sideways(open_page):
     page.select_option(".speed select", "live")
     wait_for_end(page, lanes=2)
     page.locator(".word").first.click()
+    page.locator("[data-testid=slider] summary").click()
+    page.get_by_role("button", name="Set its weight").click()
+    page.click("summary:has-text('Sampling')")
     for place in ("0", "30", "1000"):
         page.locator(".scrub").evaluate(SCRUB, place)
         for width in (320, 360, 768, 1280, 1440, 2560):
@@ -454,6 +457,8 @@ def test_axe_finds_nothing_to_object_to(open_page, scheme):
     page.click("[data-testid=chunks] summary")
     for more in page.locator(".more summary").all():
         more.click()
+    page.get_by_role("button", name="Set its weight").first.click()
+    page.locator("[data-testid=override]").wait_for()
     assert violations(page) == []
     page.locator(".scrub").evaluate(SCRUB, "30")
     page.fill("[role=combobox]", "a")
