@@ -61,6 +61,7 @@ from .output import (
 from .request import (
     AttributionParams,
     GenerateRequest,
+    Head,
     Intervention,
     Policy,
     SamplingParams,
@@ -103,6 +104,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateRequest",
+    "Head",
     "InputAttribution",
     "InspectTokens",
     "Inspection",

@@ -42,6 +42,11 @@ def _check_choice(owner: object, name: str, allowed: tuple[str, ...]) -> None:
         raise InvalidValue(f"{name} is {shown(value)}; it must be {' or '.join(map(repr, allowed))}", param=name)
 
 
+def _check_trace(trace: object) -> None:
+    if not isinstance(trace, Trace):
+        raise InvalidValue(f"trace is {shown(trace)}; it must be a Trace", param="trace")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreTokens:
     """Asks how likely each token is, left to right.
@@ -164,8 +169,7 @@ class AttributeInputs:
     """Points of the path from masks to the text (right Riemann sum)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trace, Trace):
-            raise InvalidValue(f"trace is {shown(self.trace)}; it must be a Trace", param="trace")
+        _check_trace(self.trace)
         if self.targets is not None:
             _check_ids(self, "targets", least=1)
             committed = {commit.position for commit in self.trace.commits}
@@ -224,8 +228,7 @@ class ReplayTrace:
     trace: Trace
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trace, Trace):
-            raise InvalidValue(f"trace is {shown(self.trace)}; it must be a Trace", param="trace")
+        _check_trace(self.trace)
 
 
 @dataclass(frozen=True, slots=True)

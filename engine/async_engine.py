@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from .analysis import Analysis, AnalysisResult
 from .config import EngineConfig, ModelConfig
@@ -24,7 +24,7 @@ from .errors import EngineStopped
 from .load import EngineLoad
 from .metrics import Recorder
 from .output import BlockFinished, BlockStarted, Event, Finished, Started
-from .request import GenerateRequest
+from .request import GenerateRequest, Head
 
 logger = logging.getLogger(__name__)
 
@@ -222,16 +222,14 @@ class AsyncEngine:
         return await asyncio.wrap_future(self._submit(self._engine.load))
 
     async def concept_top_tokens(
-        self, concept_id: int, k: int = 15, *, head: Literal["known", "discovered"] = "known"
+        self, concept_id: int, k: int = 15, *, head: Head = "known"
     ) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""
         return await asyncio.wrap_future(
             self._submit(lambda: self._engine.concept_top_tokens(concept_id, k, head=head))
         )
 
-    async def concept_neighbors(
-        self, concept_id: int, k: int = 10, *, head: Literal["known", "discovered"] = "known"
-    ) -> list[tuple[int, float]]:
+    async def concept_neighbors(self, concept_id: int, k: int = 10, *, head: Head = "known") -> list[tuple[int, float]]:
         """(concept id, cosine) of the concepts of the same head that point most alike."""
         return await asyncio.wrap_future(self._submit(lambda: self._engine.concept_neighbors(concept_id, k, head=head)))
 

@@ -10,9 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from .admission import check_request
 from .analysis import Analysis, AnalysisResult
@@ -22,25 +21,24 @@ from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
 from .decoding.neighbors import nearest_concepts
 from .decoding.steering import SteeringPlan, plan_steering
-from .errors import InvalidValue, NonFiniteLogits, Unsupported
-from .lifecycle import Life, Measurements
+from .errors import InvalidValue, Unsupported
+from .lifecycle import Measurements
 from .load import EngineLoad, PassAverages, measure
 from .metrics import NullRecorder, Recorder
 from .model.concept_heads import ConceptHead
 from .model.steerling import SteerlingModel
+from .outbox import Entry, Outbox
 from .output import (
     BlockFinished,
     BlockStarted,
-    Commit,
-    Committed,
     Event,
     Finished,
     FinishReason,
     Output,
     Started,
 )
-from .request import MAX_SEED, GenerateRequest
-from .runner.explaining import ExplanationInFlight, KeptCommit, keep
+from .request import MAX_SEED, GenerateRequest, Head
+from .runner.explaining import keep
 from .runner.graphs import row_buckets
 from .runner.model_runner import ModelRunner
 from .runner.pass_in_flight import PassInFlight, RowOutcome
@@ -51,73 +49,24 @@ from .scheduling import (
     Plan,
     RowResult,
     Scheduler,
-    Sequence,
     SequenceFinished,
     make_sequence,
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
     """A snapshot of what is in use."""
 
     num_waiting: int
     num_running: int
     num_lanes: int
+    num_lanes_in_use: int
+    """A guided request runs on two."""
     num_pages: int
     pages_free: int
     pages_cached: int
     pages_held: int
-    num_lanes_in_use: int = 0
-    """A guided request runs on two."""
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One request in the engine: what was asked, what it became, what was committed so far."""
-
-    request: GenerateRequest
-    sequence: Sequence
-    seed: int
-    steering: SteeringPlan
-    life: Life
-    is_announced: bool = False
-    """Its Started event has been made."""
-    commits: list[Commit] = field(default_factory=list)
-    """Those that were handed out."""
-    unexplained: list[tuple[Commit, KeptCommit]] = field(default_factory=list)
-    """Those that wait for attribution; all of one block."""
-    unexplained_since: float = 0.0
-    """When the engine learned of the oldest of them, by its clock."""
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.sequence.id
-
-    @property
-    def attribution_top_k(self) -> int | None:
-        """Concepts that a commit returns per head; None: all that the heads report."""
-        assert self.request.attribution is not None, f"{self.id} asked for no attribution"
-        return self.request.attribution.top_k
-
-
-@dataclass(slots=True, eq=False)
-class _LateCommits:
-    """Stands among the events where commits will, once they are explained."""
-
-    entry: _Entry
-    commits: list[Commit]
-    is_explained: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ending:
-    """Stands among the events where Finished will, once nothing before it is late."""
-
-    entry: _Entry
-    reason: FinishReason
-    error: str | None
 
 
 class Engine:
@@ -141,16 +90,14 @@ class Engine:
             rows=self.config.max_rows, lanes=self.config.num_lanes, pages=self.runner.cache.num_pages
         )
         self._measured.usage(self.stats())
-        self._entries: dict[str, _Entry] = {}
-        self._events: list[Event | _LateCommits | _Ending] = []
-        """Not handed out yet. An entry lives until its Finished event is."""
+        self._entries: dict[str, Entry] = {}
+        self._outbox = Outbox(self._entries, self.runner, self._measured, clock)
         self._in_flight: deque[tuple[Plan, PassInFlight]] = deque()
         self._profiler = None
         if self.config.profile_dir is not None:
             self._profiler = StepProfiler(
                 self.config.profile_dir, self.config.profile_steps, num_skipped=self.config.profile_after
             )
-        self._explaining: list[tuple[ExplanationInFlight, list[_LateCommits]]] = []
         is_async = self.config.async_scheduling
         self._is_async = self.runner.device.type == "cuda" if is_async is None else is_async
         self._num_arrived = 0
@@ -186,11 +133,11 @@ class Engine:
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
             num_lanes=self.config.num_lanes,
+            num_lanes_in_use=self.config.num_lanes - scheduler.num_free_lanes,
             num_pages=self.runner.cache.num_pages,
             pages_free=scheduler.num_free_pages,
             pages_cached=scheduler.num_cached_pages,
             pages_held=scheduler.num_held_pages,
-            num_lanes_in_use=self.config.num_lanes - scheduler.num_free_lanes,
         )
 
     def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
@@ -244,7 +191,7 @@ class Engine:
                 param="request_id",
             )
         seed = request.sampling.seed
-        entry = _Entry(
+        entry = Entry(
             request=request,
             sequence=make_sequence(request, self.model_config, id=request_id, arrival=self._num_arrived),
             seed=secrets.randbelow(MAX_SEED) if seed is None else seed,
@@ -263,8 +210,8 @@ class Engine:
         if entry is None or not self.scheduler.abort(request_id):
             return
         self._measured.aborted()
-        self._explain([entry])
-        self._finish(entry, FinishReason.ABORT)
+        self._outbox.explain([entry])
+        self._outbox.finish(entry, FinishReason.ABORT)
 
     def step(self) -> list[Event]:
         """Plan a pass, launch it, and apply a pass: this one, or with async scheduling the one before.
@@ -283,17 +230,17 @@ class Engine:
         is_ahead = is_launched and self._is_async
         # What is asked for from here on stands behind the pass that has just been launched, and is read in the next
         # step; what was asked for before stands behind the pass that is read now.
-        num_asked = len(self._explaining)
+        num_asked = self._outbox.num_explaining
         while len(self._in_flight) > is_ahead:
             self._land()
-        self._take_explanations(num_asked)
+        self._outbox.take_explanations(num_asked)
         self._explain_due()
         if not is_ahead:
-            self._take_explanations(len(self._explaining))
+            self._outbox.take_explanations(self._outbox.num_explaining)
         self._analyses.advance()
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
         self._measured.usage(self.stats())
-        events = self._take_events()
+        events = self._outbox.take_events()
         self._forget_void_passes()
         return events
 
@@ -324,24 +271,20 @@ class Engine:
         entry = self._entries.get(request_id)
         if entry is None or not entry.sequence.is_running:
             return False
-        self._explain([entry])
+        self._outbox.explain([entry])
         return self.scheduler.preempt(request_id)
 
     def check_integrity(self) -> None:
         """Assert that pages, lanes and sequences agree; for tests and for idle moments."""
         self.scheduler.check_integrity()
 
-    def concept_top_tokens(
-        self, concept_id: int, k: int = 15, *, head: Literal["known", "discovered"] = "known"
-    ) -> list[tuple[int, float]]:
+    def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: Head = "known") -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens a concept most promotes, by its unit embedding against lm_head."""
         concept_head = self._checked_head(concept_id, k, head)
         ids, values = top_tokens(self.runner.model, concept_head, concept_id, k)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
 
-    def concept_neighbors(
-        self, concept_id: int, k: int = 10, *, head: Literal["known", "discovered"] = "known"
-    ) -> list[tuple[int, float]]:
+    def concept_neighbors(self, concept_id: int, k: int = 10, *, head: Head = "known") -> list[tuple[int, float]]:
         """(concept id, cosine) of the concepts of the same head whose embeddings point most alike, itself left out."""
         ids, values = nearest_concepts(self._checked_head(concept_id, k, head), concept_id, k)
         return list(zip(ids.tolist(), values.tolist(), strict=True))
@@ -381,8 +324,7 @@ class Engine:
         """Drop requests and what they have not handed out: no event tells of them any more."""
         for request_id in request_ids:
             self.scheduler.abort(request_id)
-            self._entries.pop(request_id, None)
-        self._events = [event for event in self._events if _request_id(event) not in request_ids]
+        self._outbox.discard(request_ids)
         self._forget_void_passes()
 
     def _forget_void_passes(self) -> None:
@@ -410,7 +352,7 @@ class Engine:
             # How far the device came nobody knows: whoever was to run is written to a lane anew.
             concerned = [*(row.sequence.id for row in plan.rows), *(item.sequence.id for item in plan.admitted)]
             try:
-                self._explain([self._entries[id_] for id_ in dict.fromkeys(concerned)])
+                self._outbox.explain([self._entries[id_] for id_ in dict.fromkeys(concerned)])
             finally:
                 for request_id in concerned:
                     self.scheduler.preempt(request_id)
@@ -433,7 +375,7 @@ class Engine:
     def _take_in(self, plan: Plan) -> None:
         """Explain what preempted sequences left in their lanes, then write the admitted ones into theirs."""
         preempted = [self._entries[item.sequence.id] for item in plan.preempted]
-        self._explain(preempted)
+        self._outbox.explain(preempted)
         self._measured.preempted(len(preempted))
         for admission in plan.admitted:
             entry = self._entries[admission.sequence.id]
@@ -445,7 +387,7 @@ class Engine:
             if not entry.is_announced:
                 entry.is_announced = True
                 self._measured.admitted(entry.life, sequence)
-                self._events.append(
+                self._outbox.add(
                     Started(
                         request_id=entry.id,
                         seed=entry.seed,
@@ -476,17 +418,17 @@ class Engine:
         starts = [change for change in changes if isinstance(change, CanvasStarted)]
         ends = [change for change in changes if not isinstance(change, CanvasStarted)]
         for start in starts:
-            self._events.append(BlockStarted(start.sequence.id, start.block, start.start, start.end))
+            self._outbox.add(BlockStarted(start.sequence.id, start.block, start.start, start.end))
         for outcome in outcomes:
             self._take_commits(self._entries[outcome.row.sequence.id], outcome)
         # Nothing may be left to explain when a block or a text ends; all that end share one call.
         try:
-            self._explain([self._entries[id_] for id_ in dict.fromkeys(end.sequence.id for end in ends)])
+            self._outbox.explain([self._entries[id_] for id_ in dict.fromkeys(end.sequence.id for end in ends)])
         finally:
             for end in ends:
                 self._report_end(end)
 
-    def _take_commits(self, entry: _Entry, outcome: RowOutcome) -> None:
+    def _take_commits(self, entry: Entry, outcome: RowOutcome) -> None:
         """Hand the commits of a denoise row out, or keep them until they are explained."""
         num_logprobs = entry.request.sampling.num_logprobs
         commits = [replace(commit, top_logprobs=commit.top_logprobs[:num_logprobs]) for commit in outcome.commits]
@@ -495,7 +437,7 @@ class Engine:
             return
         entry.life.count_pass(outcome.row.block)
         if entry.request.attribution is None:
-            self._events.append(_committed(entry, commits))
+            self._outbox.add_commits(entry, commits)
             return
         if not entry.unexplained:
             entry.unexplained_since = self._clock()
@@ -505,10 +447,9 @@ class Engine:
         sequence = end.sequence
         match end:
             case CanvasFinished():
-                self._events.append(BlockFinished(sequence.id, end.block, end.start, end.end))
+                self._outbox.add(BlockFinished(sequence.id, end.block, end.start, end.end))
             case SequenceFinished():
-                error = _describe_failure(sequence) if end.reason is FinishReason.ERROR else None
-                self._finish(self._entries[sequence.id], end.reason, error)
+                self._outbox.finish(self._entries[sequence.id], end.reason)
 
     def _explain_due(self) -> None:
         """Explain the commits that have waited long enough."""
@@ -518,99 +459,4 @@ class Engine:
             for entry in self._entries.values()
             if entry.unexplained and now - entry.unexplained_since >= self.config.explain_interval_s
         ]
-        self._explain(due)
-
-    def _explain(self, entries: list[_Entry]) -> None:
-        """Have all that these entries have waiting explained, in one call; the commits are handed out with that."""
-        waiting = [entry for entry in entries if entry.unexplained]
-        if not waiting:
-            return
-        kept = [item for entry in waiting for _, item in entry.unexplained]
-        top_k = [entry.attribution_top_k for entry in waiting for _ in entry.unexplained]
-        late = [_LateCommits(entry, [commit for commit, _ in entry.unexplained]) for entry in waiting]
-        self._events += late
-        for entry in waiting:
-            entry.unexplained = []
-        try:
-            self._explaining.append((self.runner.explain(kept, top_k), late))
-        except BaseException:
-            # Their lanes go on, so nobody can explain them later. They are handed out as they are.
-            for commits in late:
-                commits.is_explained = True
-            raise
-
-    def _take_explanations(self, number: int) -> None:
-        """Wait for the first explanations that have been asked for."""
-        for _ in range(number):
-            explanation, late_commits = self._explaining[0]
-            attributions = iter(explanation.read())
-            # Not before: an interrupt while the host waits must lose no explanation.
-            del self._explaining[0]
-            for late in late_commits:
-                late.commits = [replace(commit, attribution=next(attributions)) for commit in late.commits]
-                late.is_explained = True
-
-    def _take_events(self) -> list[Event]:
-        """The events that are ready. What comes behind late commits of its request waits with them."""
-        ready: list[Event] = []
-        waiting: list[Event | _LateCommits | _Ending] = []
-        blocked: set[str] = set()
-        now = self._clock()
-        for event in self._events:
-            request_id = _request_id(event)
-            if request_id in blocked or (isinstance(event, _LateCommits) and not event.is_explained):
-                blocked.add(request_id)
-                waiting.append(event)
-                continue
-            entry = self._entries[request_id]
-            if isinstance(event, _LateCommits):
-                event = _committed(entry, event.commits)
-            elif isinstance(event, _Ending):
-                event = _finished(event)
-                del self._entries[request_id]
-            self._measured.handed_out(entry.life, event, now)
-            ready.append(event)
-        self._events = waiting
-        return ready
-
-    def _finish(self, entry: _Entry, reason: FinishReason, error: str | None = None) -> None:
-        self._events.append(_Ending(entry, reason, error))
-
-
-def _describe_failure(sequence: Sequence) -> str:
-    canvas = sequence.canvas_range(sequence.block)
-    return (
-        f"{NonFiniteLogits.__name__}: the model gave no finite logits for a masked position in "
-        f"[{canvas.start}, {canvas.stop}); check the checkpoint, "
-        "and that strengths and logit_bias leave some token to choose"
-    )
-
-
-def _request_id(event: Event | _LateCommits | _Ending) -> str:
-    return event.entry.id if isinstance(event, _LateCommits | _Ending) else event.request_id
-
-
-def _committed(entry: _Entry, commits: list[Commit]) -> Committed:
-    """Hand commits of one block out."""
-    entry.commits += commits
-    return Committed(entry.id, commits[0].position // entry.sequence.block_size, tuple(commits))
-
-
-def _finished(ending: _Ending) -> Finished:
-    entry, sequence = ending.entry, ending.entry.sequence
-    output = Output(
-        request_id=entry.id,
-        token_ids=tuple(sequence.text_token_ids),
-        finish_reason=ending.reason,
-        commits=tuple(entry.commits),
-        num_forward_passes=sequence.num_forward_passes,
-        num_denoising_steps=sequence.num_denoising_steps,
-        num_blocks=sequence.num_blocks,
-        num_prompt_tokens=sequence.prompt_length,
-        num_cached_tokens=sequence.num_cached_tokens,
-        num_preemptions=sequence.num_preemptions,
-        seed=entry.seed,
-        steering=entry.steering.resolved,
-        error=ending.error,
-    )
-    return Finished(entry.id, output)
+        self._outbox.explain(due)

@@ -11,12 +11,12 @@ from pydantic_core import PydanticCustomError
 
 from engine import Analysis, AnalysisResult
 
-from .chat_template import Turn, encode_chat
+from .chat_template import encode_chat
 from .completions import EngineClient
 from .errors import ApiError
 from .schemas import MAX_MESSAGES, Message, Prompt, check_text, is_int
 from .schemas.answers import Answer
-from .translation import Checkpoint
+from .translation import Checkpoint, turns_of
 
 AT_ONCE = 8
 """Analyses of one HTTP request that are under way together: enough to keep replicas busy, few enough for others."""
@@ -83,9 +83,15 @@ def encode_input(text: str | list[int] | list[Message], checkpoint: Checkpoint) 
     """Ids of a TextInput that a body has as `input`. Raises ApiError that says what is wrong with it."""
     if isinstance(text, str) or is_int(text[0]):
         return encode_text(cast(Prompt, text), checkpoint, param="input")
-    turns = [Turn(message.role, message.text, message.name) for message in cast(list[Message], text)]
+    turns = turns_of(cast(list[Message], text))
     _check_length(sum(len(turn.content.encode()) for turn in turns), checkpoint, "input")
-    token_ids = encode_chat(checkpoint.chat_template, turns, model_id=checkpoint.model_id, add_generation_prompt=False)
+    try:
+        token_ids = encode_chat(
+            checkpoint.chat_template, turns, model_id=checkpoint.model_id, add_generation_prompt=False
+        )
+    except ApiError as error:
+        # It knows a conversation as `messages`, which this body has not.
+        raise error.with_param("input") from error
     return encode_text(token_ids, checkpoint, param="input")
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine import Commit, ConceptContribution, TokenAttribution
+from engine import Commit, ConceptContribution, Head, TokenAttribution
 
 from .concepts import ConceptCatalogue
-from .schemas import AttributionSpec, Head
+from .schemas import AttributionSpec
 from .tokenizer import Tokenizer
 
 _SMALLEST_MASS = 1e-8
@@ -53,7 +53,7 @@ class AttributionWriter:
         contributions = [(head, item) for head in self._spec.heads for item in _of_head(attribution, head)]
         contributions.sort(key=lambda pair: -abs(pair[1].contribution))
         return [
-            {**self._name(head, item.concept_id), "head": head, "contribution": number(item.contribution)}
+            {**self._catalogue.named(head, item.concept_id), "head": head, "contribution": number(item.contribution)}
             for head, item in contributions[: self._spec.top_k]
         ]
 
@@ -62,8 +62,7 @@ class AttributionWriter:
         attribution = _explained(commit)
         return {
             "position": position,
-            "token": self._tokenizer.token_name(commit.token_id),
-            "bytes": list(self._tokenizer.text_bytes(commit.token_id)),
+            **self._tokenizer.spelled(commit.token_id),
             "token_id": commit.token_id,
             "block": token.block,
             "step": commit.denoising_step,
@@ -79,7 +78,7 @@ class AttributionWriter:
     def _concepts(self, attribution: TokenAttribution, head: Head) -> list[dict[str, Any]]:
         return [
             {
-                **self._name(head, item.concept_id),
+                **self._catalogue.named(head, item.concept_id),
                 "weight": number(item.weight),
                 "contribution": number(item.contribution),
             }
@@ -96,15 +95,10 @@ class AttributionWriter:
             "text": self._tokenizer.decode(commit.token_id for commit in commits),
             "epsilon_pct": number(100 * epsilon),
             "concepts": [
-                {**self._name(head, local_id), "head": head, "score": number(score)}
+                {**self._catalogue.named(head, local_id), "head": head, "score": number(score)}
                 for (head, local_id), score in wanted[: self._spec.top_k]
             ],
         }
-
-    def _name(self, head: Head, local_id: int) -> dict[str, Any]:
-        concept_id = self._catalogue.catalogue_id(head, local_id)
-        concept = self._catalogue.get(concept_id)
-        return {"id": concept_id, "name": None if concept is None else concept.name}
 
 
 def chunk_ranges(token_ids: Sequence[int], endofchunk_token_id: int | None) -> list[range]:

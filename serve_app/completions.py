@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from engine import Analysis, AnalysisResult, Event, GenerateRequest, Scores, ScoreTokens
+from engine import Analysis, AnalysisResult, Event, GenerateRequest, Head, Scores, ScoreTokens
 
 from .lease_messages import ServiceLoad
 from .rendering import AnswerFormat, Choice, DiffusionPiece, Piece, TextPiece, additions, usage
-from .schemas import GenerateFields, Head, StreamOptions
+from .schemas import GenerateFields, StreamOptions
 from .streaming import DONE, sse
 from .translation import Checkpoint, ChoiceJob
 

@@ -15,16 +15,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow.parquet
 
-from engine import CheckpointError, ModelConfig
+from engine import CheckpointError, Head, ModelConfig
 
 from .errors import ApiError
 
 LABELS_FILE = "concept_labels.parquet"
-Head = Literal["known", "discovered"]
 
 _COLUMNS = (
     "concept_id",
@@ -124,6 +123,12 @@ class ConceptCatalogue:
     def catalogue_id(self, head: Head, local_id: int) -> int:
         """The engine's id -> the catalogue's."""
         return local_id if head == "known" else self._num_known + local_id
+
+    def named(self, head: Head, local_id: int) -> dict[str, Any]:
+        """The API's short form of a concept that the engine names by its id."""
+        concept_id = self.catalogue_id(head, local_id)
+        concept = self.get(concept_id)
+        return {"id": concept_id, "name": None if concept is None else concept.name}
 
     def local_id(self, concept: Concept) -> int:
         """The catalogue's concept -> the engine's id within its head."""

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from engine import ConceptContribution, Inspection, InspectTokens
+from engine import ConceptContribution, Head, Inspection, InspectTokens
 
 from .analyses import TextInput, TokenUsage, analyze_all, encode_input
 from .attribution import number
 from .concepts import Concept, ConceptCatalogue
 from .errors import ApiError
-from .schemas import Head, Object
+from .schemas import Object
 from .schemas.answers import Answer
 from .service import answer_of, service_of
 from .translation import check_model
@@ -183,8 +183,7 @@ async def get_top_tokens(
         "data": [
             {
                 "token_id": token_id,
-                "token": tokenizer.token_name(token_id),
-                "bytes": list(tokenizer.text_bytes(token_id)),
+                **tokenizer.spelled(token_id),
                 "alignment": round(alignment, 6),
             }
             for token_id, alignment in top
@@ -204,7 +203,7 @@ async def get_neighbors(
         "object": "list",
         "concept": {"id": concept.id, "name": concept.name},
         "data": [
-            {**_named(catalogue, concept.head, local_id), "head": concept.head, "cosine": round(cosine, 6)}
+            {**catalogue.named(concept.head, local_id), "head": concept.head, "cosine": round(cosine, 6)}
             for local_id, cosine in near
         ],
     }
@@ -224,8 +223,7 @@ async def inspect(request: Request, body: InspectRequest) -> Response:
         {
             "position": position,
             "token_id": token_id,
-            "token": tokenizer.token_name(token_id),
-            "bytes": list(tokenizer.text_bytes(token_id)),
+            **tokenizer.spelled(token_id),
             "known": [_active(catalogue, "known", item) for item in active.known],
             "discovered": [_active(catalogue, "discovered", item) for item in active.discovered],
         }
@@ -238,16 +236,10 @@ async def inspect(request: Request, body: InspectRequest) -> Response:
 
 def _active(catalogue: ConceptCatalogue, head: Head, item: ConceptContribution) -> dict[str, Any]:
     return {
-        **_named(catalogue, head, item.concept_id),
+        **catalogue.named(head, item.concept_id),
         "weight": number(item.weight),
         "contribution": number(item.contribution),
     }
-
-
-def _named(catalogue: ConceptCatalogue, head: Head, local_id: int) -> dict[str, Any]:
-    concept_id = catalogue.catalogue_id(head, local_id)
-    concept = catalogue.get(concept_id)
-    return {"id": concept_id, "name": None if concept is None else concept.name}
 
 
 def _concept(request: Request, concept_id: int) -> Concept:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import asdict, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
@@ -26,6 +26,7 @@ from engine import (
     Event,
     Finished,
     GenerateRequest,
+    Head,
     QueueFull,
     Recorder,
     prefix_keys,
@@ -153,15 +154,11 @@ class EngineServer:
         finally:
             self._desk.leave(route.request_id)
 
-    async def concept_top_tokens(
-        self, concept_id: int, k: int, head: Literal["known", "discovered"]
-    ) -> list[tuple[int, float]]:
+    async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""
         return await self._engine.concept_top_tokens(concept_id, k, head=head)
 
-    async def concept_neighbors(
-        self, concept_id: int, k: int, head: Literal["known", "discovered"]
-    ) -> list[tuple[int, float]]:
+    async def concept_neighbors(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(concept id, cosine) of the concepts of the same head that point most alike."""
         return await self._engine.concept_neighbors(concept_id, k, head=head)
 

@@ -21,13 +21,11 @@ from engine import (
     AttributeInputs,
     Event,
     Finished,
-    FinishReason,
     GenerateRequest,
     InputAttribution,
     Output,
     Replay,
     ReplayTrace,
-    RequestFailed,
     TargetAttribution,
     Trace,
     trace_of,
@@ -36,6 +34,7 @@ from engine import (
 from .attribution import number
 from .completions import Caller, EngineClient
 from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
+from .rendering import require_text
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
     MAX_TARGETS,
@@ -187,12 +186,8 @@ async def _output(source: AsyncGenerator[tuple[Event, ...], None]) -> Output:
     async with aclosing(source) as batches:
         async for events in batches:
             if isinstance(last := events[-1], Finished):
-                output = last.output
-                if output.finish_reason is FinishReason.ABORT:
-                    raise Aborted("the engine cancelled the request")
-                if output.finish_reason is FinishReason.ERROR:
-                    raise RequestFailed(output.error or "the engine gave the request up")
-                return output
+                require_text(last.output)
+                return last.output
     raise Aborted("the engine's events ended before the generation did")
 
 
@@ -205,7 +200,7 @@ def _named_within(field: str) -> Iterator[None]:
         known = to_api_error(error)
         # What the engine says of the trace is the caller's request.
         inner = (known.param or "").removeprefix("trace").lstrip(".")
-        raise _renamed(known, f"{field}.{inner}" if inner else field) from error
+        raise known.with_param(f"{field}.{inner}" if inner else field) from error
 
 
 @contextmanager
@@ -217,19 +212,8 @@ def _named_in_trace() -> Iterator[None]:
         known = to_api_error(error)
         param = "prompt_token_ids" if known.param == "prompt" else known.param or ""
         if re.split(r"[.\[]", param, maxsplit=1)[0] in _TRACE_FIELDS:
-            raise _renamed(known, f"trace.{param}") from error
+            raise known.with_param(f"trace.{param}") from error
         raise
-
-
-def _renamed(error: ApiError, param: str) -> ApiError:
-    return ApiError(
-        error.status,
-        error.message,
-        code=error.code,
-        type=error.type,
-        param=param,
-        retry_after_s=error.retry_after_s,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +225,9 @@ class _Read:
     role: Role
 
     def to_json(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        tokenizer = checkpoint.tokenizer
         return {
             "position": self.position,
-            "token": tokenizer.token_name(self.token_id),
-            "bytes": list(tokenizer.text_bytes(self.token_id)),
+            **checkpoint.tokenizer.spelled(self.token_id),
             "token_id": self.token_id,
             "role": self.role,
         }

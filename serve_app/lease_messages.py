@@ -83,7 +83,7 @@ def replica_load(stats: Mapping[str, int], replica_id: str = "") -> ReplicaLoad:
     return ReplicaLoad(
         replica_id=replica_id,
         num_lanes=stats["num_lanes"],
-        num_lanes_free=stats["num_lanes"] - stats["num_running"],
+        num_lanes_free=stats["num_lanes"] - stats["num_lanes_in_use"],
         num_pages=stats["num_pages"],
         num_pages_free=stats["pages_free"] + stats["pages_cached"],
         num_waiting=stats["num_waiting"],

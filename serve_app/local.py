@@ -13,7 +13,7 @@ from typing import cast
 
 import uvicorn
 
-from engine import Analysis, AnalysisResult, AsyncEngine, EngineConfig, Event, GenerateRequest
+from engine import Analysis, AnalysisResult, AsyncEngine, EngineConfig, Event, GenerateRequest, Head
 
 from .api import create_api
 from .checkpoint import describe, locate
@@ -22,7 +22,6 @@ from .config import AppConfig, preset_folder
 from .errors import SERVER_ERROR, ApiError
 from .lease_messages import ServiceLoad, replica_load
 from .presets import PresetStore
-from .schemas import Head
 from .service import Service
 
 _POLL_S = 0.02

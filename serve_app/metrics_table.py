@@ -116,14 +116,14 @@ ENGINE_METRICS: dict[str, Metric] = {
     "engine_start_seconds": _gauge(
         "From the start of a replica's constructor until it was ready; there once it is.", "seconds"
     ),
-    "rows_run": _counter("Rows that rode in passes: prefill, denoise, draft or seal.", "rows", "kind"),
+    "rows_run": _counter("Rows that rode in passes: prefill, denoise, draft, shadow or seal.", "rows", "kind"),
     "rows_in_use": _gauge("Rows of the last pass; 0 when nothing runs.", "rows"),
     "rows_capacity": _gauge("Most rows of a pass.", "rows"),
-    "lanes_in_use": _gauge("Running sequences.", "lanes"),
+    "lanes_in_use": _gauge("Lanes of running sequences; a guided one has two.", "lanes"),
     "lanes_capacity": _gauge("Sequences that can run at once.", "lanes"),
     "pages_free": _gauge("Pages without content.", "pages"),
     "pages_cached": _gauge("Pages kept for prefixes to come; given up as soon as somebody needs one.", "pages"),
-    "pages_held": _gauge("Pages of running sequences.", "pages"),
+    "pages_held": _gauge("Pages of running sequences, and those lent to analyses.", "pages"),
     "pages_capacity": _gauge("All pages.", "pages"),
     "prompt_tokens": _counter(
         "Prompt tokens at first admission: cached, found in sealed pages, or computed.", "tokens", "source"

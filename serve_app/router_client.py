@@ -16,7 +16,17 @@ from typing import Any, cast
 from opentelemetry.trace import Tracer
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from engine import Analysis, AnalysisResult, EngineStopped, Event, Finished, GenerateRequest, Recorder, prefix_keys
+from engine import (
+    Analysis,
+    AnalysisResult,
+    EngineStopped,
+    Event,
+    Finished,
+    GenerateRequest,
+    Head,
+    Recorder,
+    prefix_keys,
+)
 
 from .completions import Caller
 from .config import IngressSettings
@@ -26,7 +36,6 @@ from .replica_calls import REPLICA_LOST, ReplicaCalls
 from .replica_reports import short_keys
 from .router_notes import ROUTER_LOST, RouterNotes
 from .routing.messages import Lease, Rejected, RejectionReason, RouteRequest
-from .schemas import Head
 from .tracing import NO_TRACER, RouteSpan
 
 logger = logging.getLogger("ray.serve")

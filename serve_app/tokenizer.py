@@ -98,6 +98,10 @@ class Tokenizer:
         name = self._special_names.get(token_id)
         return self._text_bytes[token_id].decode("utf-8", "replace") if name is None else name
 
+    def spelled(self, token_id: int) -> dict[str, Any]:
+        """The token as answers show it: its name, and the bytes that it adds to the text."""
+        return {"token": self.token_name(token_id), "bytes": list(self.text_bytes(token_id))}
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids`; bytes that are no character become U+FFFD."""
         return b"".join(map(self.text_bytes, token_ids)).decode("utf-8", "replace")

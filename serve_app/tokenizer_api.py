@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from .chat_template import Turn, encode_chat
+from .chat_template import encode_chat
 from .errors import ApiError
 from .schemas import MAX_MESSAGES, Message, Object, check_text
 from .schemas.answers import Answer
 from .service import service_of
-from .translation import Checkpoint, check_model
+from .translation import Checkpoint, check_model, turns_of
 
 router = APIRouter(tags=["tokenizer"])
 
@@ -149,7 +149,7 @@ def _encoded(body: TokenizeRequest, checkpoint: Checkpoint) -> list[int]:
     if body.messages is not None:
         return encode_chat(
             checkpoint.chat_template,
-            [Turn(message.role, message.text, message.name) for message in body.messages],
+            turns_of(body.messages),
             model_id=checkpoint.model_id,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,

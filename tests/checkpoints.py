@@ -280,5 +280,10 @@ RECIPES = [
 ]
 
 # Without rotary embeddings all masked positions of a block are alike, and which one is likeliest is rounding.
+# Some by what a test wants of them.
+UNTIED, NO_DISCOVERED, NO_CORRECTION = (
+    next(recipe for recipe in RECIPES if recipe.name == name)
+    for name in ("pre_layernorm_mha_gelu_bias", "no_discovered_head", "no_epsilon_correction_dense")
+)
 NO_ROPE = Recipe(name="no_rope", model={"use_rope": False})
 EOT = Recipe(name="end_of_turn", has_eot=True, seed=3)

@@ -130,7 +130,16 @@ class FakeEngine:
     async def stats(self) -> EngineStats:
         self.check_health()
         running = len(self.running)
-        return EngineStats(0, running, self.num_lanes, NUM_PAGES, NUM_PAGES - running, 0, running)
+        return EngineStats(
+            num_waiting=0,
+            num_running=running,
+            num_lanes=self.num_lanes,
+            num_lanes_in_use=running,
+            num_pages=NUM_PAGES,
+            pages_free=NUM_PAGES - running,
+            pages_cached=0,
+            pages_held=running,
+        )
 
     async def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: str = "known") -> list[tuple[int, float]]:
         return [((concept_id + i) % self.model_config.vocab_size, 3.0 - i / 8) for i in range(k)]

@@ -229,12 +229,12 @@ class Oracle:
         hidden_D, target_D = outputs.hidden[index, position], self.lm_head_VD[token_id]
         num_known = min(concept.topk_known or concept.n_concepts, concept.topk_known_features or concept.n_concepts)
         overrides = seen.overrides
-        known = self._top_contributions(self.model.known_head, hidden_D, target_D, num_known, overrides.known)
+        known = self.top_contributions(self.model.known_head, hidden_D, target_D, num_known, overrides.known)
         discovered = {}
         features = outputs.known_features[index, position]
         if self.model.unknown_head is not None:
             num_discovered = concept.unknown_topk or 64
-            discovered = self._top_contributions(
+            discovered = self.top_contributions(
                 self.model.unknown_head, hidden_D, target_D, num_discovered, overrides.discovered
             )
             features = features + outputs.unk_hat[index, position]
@@ -276,7 +276,7 @@ class Oracle:
         return known and (discovered or (concept.n_unknown_concepts or 0) <= (concept.unknown_topk or 64))
 
     @staticmethod
-    def _top_contributions(
+    def top_contributions(
         head: Any, hidden_D: Tensor, target_D: Tensor, k: int, overrides: dict[int, float]
     ) -> dict[int, tuple[float, float]]:
         """Scores every concept of a head and keeps the k largest logits; ties go to the lowest id.

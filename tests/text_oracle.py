@@ -48,7 +48,7 @@ def plain_concepts(oracle: Oracle, token_ids: Sequence[int], k: int) -> list[tup
                 heads.append([])
                 continue
             most = min(k, head.n_concepts)
-            by_id = oracle._top_contributions(head, hidden_SD[position], oracle.lm_head_VD[token_id], most)
+            by_id = oracle.top_contributions(head, hidden_SD[position], oracle.lm_head_VD[token_id], most, {})
             heads.append([(concept, *values) for concept, values in by_id.items()])
         found.append((heads[0], heads[1]))
     return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from torch import Tensor
 
 from ..analysis import Embedding, EmbedTokens
 from ..scheduling import PageLease
-from .texts import CleanText, Slices, Tools, check_text, keys_of, num_blocks_of, on_pages, require_finite
+from .texts import CleanText, Slices, Tools, check_text, keys_of, num_blocks_of, on_pages, places_of, require_finite
 
 
 def start_embedding(analysis: EmbedTokens, tools: Tools) -> Slices:
@@ -53,13 +52,3 @@ def _wanted(analysis: EmbedTokens, num_tokens: int) -> range:
             return range(1)
         case "last":
             return range(num_tokens - 1, num_tokens)
-
-
-def places_of(blocks: Sequence[int], positions: range, block_size: int) -> list[tuple[int, int]]:
-    """(row, offset) of the positions that stand in a pass's blocks, one block a row."""
-    return [
-        (row, position % block_size)
-        for row, block in enumerate(blocks)
-        for position in range(block * block_size, (block + 1) * block_size)
-        if position in positions
-    ]

@@ -21,10 +21,7 @@ from ..model.quantization import is_quantized
 from ..runner.model_runner import ModelRunner
 from ..runner.transfer import HostCopy, to_device
 from ..trace import TracedCommit
-from .snapshots import Snapshot, SnapshotPasses, check_trace, snapshots
-
-POSITIONS_AT_ONCE = 1024
-"""Of a slice: as many points of a path as have so many positions, but one at least. Passes wait for a slice."""
+from .snapshots import POSITIONS_AT_ONCE, Snapshot, SnapshotPasses, check_trace, snapshots
 
 
 def attribute_inputs(analysis: AttributeInputs, runner: ModelRunner) -> Generator[None, None, InputAttribution]:

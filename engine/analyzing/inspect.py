@@ -8,8 +8,18 @@ from collections.abc import Iterator
 from ..analysis import Inspection, InspectTokens, TokenConcepts
 from ..runner.text_passes import Readable
 from ..scheduling import PageLease
-from .embed import places_of
-from .texts import CleanText, Slices, Tools, check_text, keys_of, num_blocks_of, on_pages, read_behind, require_finite
+from .texts import (
+    CleanText,
+    Slices,
+    Tools,
+    check_text,
+    keys_of,
+    num_blocks_of,
+    on_pages,
+    places_of,
+    read_behind,
+    require_finite,
+)
 
 
 def start_inspection(analysis: InspectTokens, tools: Tools) -> Slices:

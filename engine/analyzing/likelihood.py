@@ -110,10 +110,12 @@ def _launches(
 ) -> Iterator[_Losses]:
     # A row and the one that guides it never part.
     width = tools.passes.max_rows // text.num_copies * text.num_copies
-    num_slots = text.num_slots(len(lease.scratch_page_ids))
+    num_page_sets = text.num_page_sets(len(lease.scratch_page_ids))
     samples = enumerate(masks)
-    while group := list(islice(samples, num_slots)):
-        rows = [row for slot, (sample, mask) in enumerate(group) for row in text.rows(sample, mask, slot, lease)]
+    while group := list(islice(samples, num_page_sets)):
+        rows = [
+            row for page_set, (sample, mask) in enumerate(group) for row in text.rows(sample, mask, page_set, lease)
+        ]
         for start in range(0, len(rows), width):
             yield _launch(rows[start : start + width], text, cfg_scale, tools)
 

@@ -35,7 +35,7 @@ class NoisyText:
     """A prompt and its continuation. Complete blocks of the prompt are clean, and the same for all samples.
 
     Scratch pages are, in order: the prompt's complete blocks with every token masked, if guided; then for each sample
-    at once, a slot, its blocks from the first with a token of the continuation on, once or, if guided, twice.
+    at once, a set of pages: its blocks from the first with a token of the continuation on, once or, if guided, twice.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class NoisyText:
     def _num_shared(self) -> int:
         return self.num_clean if self.is_guided else 0
 
-    def num_scratch(self, num_slots: int) -> int:
+    def num_scratch(self, num_page_sets: int) -> int:
         """Scratch pages for so many samples at once."""
-        return self._num_shared + num_slots * self.num_copies * self._num_noisy
+        return self._num_shared + num_page_sets * self.num_copies * self._num_noisy
 
-    def num_slots(self, num_scratch: int) -> int:
+    def num_page_sets(self, num_scratch: int) -> int:
         """How many samples at once so many scratch pages are for."""
         return (num_scratch - self._num_shared) // (self.num_copies * self._num_noisy)
 
@@ -75,10 +75,10 @@ class NoisyText:
             for block in range(self._num_shared)
         ]
 
-    def rows(self, sample: int, mask: Mask, slot: int, lease: PageLease) -> Iterator[NoisyRow]:
+    def rows(self, sample: int, mask: Mask, page_set: int, lease: PageLease) -> Iterator[NoisyRow]:
         """A sample's rows in order, the guiding one behind each. Behind the last masked token nothing is asked."""
         scratch, shared = lease.scratch_page_ids, self._num_shared
-        start = shared + slot * self.num_copies * self._num_noisy
+        start = shared + page_set * self.num_copies * self._num_noisy
         own, other = scratch[start : start + self._num_noisy], scratch[start + self._num_noisy :]
         positions = {self._num_prompt + index for index in mask}
         without_prompt = positions.union(range(self._num_prompt))

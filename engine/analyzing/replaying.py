@@ -15,8 +15,7 @@ from ..runner.kv_cache import REPLAYED_COMMITS
 from ..runner.model_runner import ModelRunner
 from ..runner.transfer import HostCopy, to_device
 from ..trace import Trace
-from .input_attribution import POSITIONS_AT_ONCE
-from .snapshots import Snapshot, SnapshotPasses, check_trace, snapshots
+from .snapshots import POSITIONS_AT_ONCE, Snapshot, SnapshotPasses, check_trace, snapshots
 
 
 def replay_trace(analysis: ReplayTrace, runner: ModelRunner) -> Generator[None, None, Replay]:

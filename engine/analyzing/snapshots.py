@@ -26,6 +26,9 @@ from ..runner.transfer import to_device
 from ..scheduling import Sequence
 from ..trace import Trace, TracedCommit
 
+POSITIONS_AT_ONCE = 1024
+"""Of a slice: as many texts of one length as have so many positions, but one at least. Passes wait for a slice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -11,7 +11,8 @@ from ..analysis import (
     ReplayTrace,
     ScoreTokens,
 )
-from ..errors import Unsupported
+from ..checks import shown
+from ..errors import InvalidValue
 from ..runner.model_runner import ModelRunner
 from ..scheduling import Scheduler
 from .embed import start_embedding
@@ -40,4 +41,4 @@ def start_analysis(analysis: Analysis, runner: ModelRunner, scheduler: Scheduler
         case ReplayTrace():
             return replay_trace(analysis, runner)
         case _:
-            raise Unsupported(f"{type(analysis).__name__} is not served yet")
+            raise InvalidValue(f"the analysis is {shown(analysis)}; it must be one of those that engine.Analysis names")

@@ -67,6 +67,16 @@ def make_row(
     return TextRow(block=block, token_ids=ids + absent, page_ids=tuple(page_ids), key_length=key_length)
 
 
+def places_of(blocks: Sequence[int], positions: range, block_size: int) -> list[tuple[int, int]]:
+    """(row, offset) of the positions that stand in a pass's blocks, one block a row."""
+    return [
+        (row, position % block_size)
+        for row, block in enumerate(blocks)
+        for position in range(block * block_size, (block + 1) * block_size)
+        if position in positions
+    ]
+
+
 class CleanText:
     """A text as it stands, on the pages that it was lent: its complete blocks are prefilled once, for everybody."""
 

@@ -18,9 +18,6 @@ from .overrides import OverridePlan, SetWeights, is_any_of
 NOTHING = -1
 """Instead of a concept's id."""
 
-NOTHING = -1
-"""Instead of a concept's id."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeadExplanation:

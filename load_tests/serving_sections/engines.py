@@ -118,7 +118,16 @@ class PacedEngine:
 
     def stats(self) -> EngineStats:
         running = len(self._sequences)
-        return EngineStats(0, running, NUM_LANES, NUM_PAGES, NUM_PAGES - running, 0, running)
+        return EngineStats(
+            num_waiting=0,
+            num_running=running,
+            num_lanes=NUM_LANES,
+            num_lanes_in_use=running,
+            num_pages=NUM_PAGES,
+            pages_free=NUM_PAGES - running,
+            pages_cached=0,
+            pages_held=running,
+        )
 
     def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
         """Room for everybody, and when each request's block will be full."""

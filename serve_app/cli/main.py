@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -84,15 +84,11 @@ def _client(options: argparse.Namespace) -> Iterator[ApiClient]:
         with ApiClient(options.server, api_key_from_environment()) as client:
             yield client
         return
-    status = Console(stderr=True)
-    with status.status("loading the model"):
-        server = local_server(options.local or None, engine=EngineConfig(device=options.device))
-        url = server.__enter__()
-    try:
-        with ApiClient(url) as client:
-            yield client
-    finally:
-        server.__exit__(None, None, None)
+    with ExitStack() as stack:
+        with Console(stderr=True).status("loading the model"):
+            server = local_server(options.local or None, engine=EngineConfig(device=options.device))
+            url = stack.enter_context(server)
+        yield stack.enter_context(ApiClient(url))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -155,9 +151,9 @@ def _part(
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return value
 
 

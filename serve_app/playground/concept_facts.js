@@ -70,6 +70,18 @@ export async function searchConcepts(query, signal) {
   return (await askJson(`v1/concepts?${wanted}`, { key: apiKey.value, signal })).data;
 }
 
+/** Concepts of both heads that match some words or have this number, best first. */
+export async function findConcepts(query, signal) {
+  const wanted = new URLSearchParams({ query, limit: "12" });
+  const numConcepts = server.value.capabilities.numConcepts ?? 0;
+  const isId = /^\d{1,9}$/.test(query.trim()) && Number(query) < numConcepts;
+  const [byId, byWords] = await Promise.all([
+    isId ? askJson(`v1/concepts/${Number(query)}`, { key: apiKey.value, signal }) : null,
+    askJson(`v1/concepts?${wanted}`, { key: apiKey.value, signal }),
+  ]);
+  return byId ? [byId, ...byWords.data.filter((concept) => concept.id !== byId.id)] : byWords.data;
+}
+
 /** The steerable concept of exactly this name, or null. */
 export async function findByName(name) {
   const wanted = new URLSearchParams({ query: name, steerable: "true", limit: "5" });

@@ -7,6 +7,7 @@ import { START, tick } from "./player.js";
 import { buildRequest, isSteered, randomSeed } from "./request.js";
 import {
   apiKey,
+  asked,
   available,
   conversation,
   isBusy,
@@ -30,10 +31,10 @@ export async function generate() {
   const isChat = settings.value.isChat && capabilities.isChat;
   const messages = isChat ? [...pastTurns(), { role: "user", content: settings.value.prompt }] : null;
   const ask = (lane) => {
-    const { path, body } = buildRequest(settings.value, { model, messages, isBaseline: lane === "baseline" });
+    const { path, body } = buildRequest(asked.value, { model, messages, isBaseline: lane === "baseline" });
     return newRun(lane, path, body);
   };
-  const isComparing = settings.value.isComparing && isSteered(settings.value);
+  const isComparing = settings.value.isComparing && isSteered(asked.value);
   controller = new AbortController();
   const started = { main: ask("main"), baseline: isComparing ? ask("baseline") : null };
   batch(() => {

@@ -1,7 +1,7 @@
 // Saved steering: to and from the server's presets. Knows the preset addresses and which presets sliders can show.
 
 import { askJson } from "./api.js";
-import { newSteer, newSuppression, steeringOf } from "./request.js";
+import { DEFAULTS, newOverride, newSteer, newSuppression, steeringOf } from "./request.js";
 
 const ADDRESS = "v1/steering/presets";
 
@@ -23,20 +23,22 @@ export function presetId(preset) {
 /** The settings that a preset stands for: sliders where they can show all of it, else a reference to it. */
 export function presetSettings(preset) {
   const sliders = asSliders(preset.steering ?? {});
-  return sliders ? { ...sliders, preset: null } : { steers: [], suppress: [], preset: presetId(preset) };
+  const nothing = { steers: [], suppress: [], overrides: [], overrideMode: DEFAULTS.overrideMode };
+  return sliders ? { ...sliders, preset: null } : { ...nothing, preset: presetId(preset) };
 }
 
-const ADDS_NOTHING = new Set(["override_mode"]);
 const SLIDER_KEYS = new Set(["concepts", "strength", "unit", "layer", "schedule", "cutoff_tokens", "group"]);
 
-function asSliders({ interventions = [], suppress = [], ...others }) {
-  if (Object.entries(others).some(([key, value]) => !ADDS_NOTHING.has(key) && !isNothing(value))) return null;
+function asSliders({ interventions = [], suppress = [], overrides = [], override_mode: mode, ...others }) {
+  if (!Object.values(others).every(isNothing)) return null;
   const steers = interventions.map(asSlider);
   const suppressed = suppress.map(asSuppression);
-  if ([...steers, ...suppressed].includes(null)) return null;
+  const overridden = overrides.map(asOverride);
+  if ([...steers, ...suppressed, ...overridden].includes(null)) return null;
   // There is one slider for a concept.
   const hasTwins = (items) => new Set(items.map((item) => item.id)).size !== items.length;
-  return hasTwins(steers) || hasTwins(suppressed) ? null : { steers, suppress: suppressed };
+  if ([steers, suppressed, overridden].some(hasTwins)) return null;
+  return { steers, suppress: suppressed, overrides: overridden, overrideMode: mode ?? DEFAULTS.overrideMode };
 }
 
 const isNothing = (value) => value === null || value === false || (Array.isArray(value) && value.length === 0);
@@ -65,4 +67,9 @@ function asSlider(item) {
 function asSuppression(item) {
   const concept = conceptOf(item.concept);
   return concept && newSuppression(concept, item.strength);
+}
+
+function asOverride(item) {
+  const concept = conceptOf(item.concept);
+  return concept && newOverride(concept, item.weight);
 }

@@ -12,8 +12,11 @@ export const DEFAULTS = Object.freeze({
   policy: "confidence",
   policyValue: null,
   tokensPerStep: null,
+  guidance: null,
   steers: [],
   suppress: [],
+  overrides: [],
+  overrideMode: "delta",
   preset: null,
   isComparing: false,
   isChat: false,
@@ -38,9 +41,14 @@ export function newSuppression(concept, strength = 8) {
   return { id: concept.id, name: concept.name ?? null, strength };
 }
 
-/** True if the settings steer or suppress anything. */
+/** A new override: the weight of a concept of either head, in place of what the model finds. */
+export function newOverride(concept, weight = 1) {
+  return { id: concept.id, name: concept.name ?? null, weight };
+}
+
+/** True if the settings steer, suppress or override anything. */
 export function isSteered(settings) {
-  return settings.preset !== null || settings.suppress.length > 0 || settings.steers.some((s) => s.strength !== 0);
+  return steeringOf(settings) !== null;
 }
 
 /** The request's `steering`, or null where there is none. */
@@ -52,6 +60,10 @@ export function steeringOf(settings) {
   if (settings.suppress.length) {
     steering.suppress = settings.suppress.map(({ id, strength }) => ({ concept: id, strength }));
   }
+  if (settings.overrides.length) {
+    steering.overrides = settings.overrides.map(({ id, weight }) => ({ concept: id, weight }));
+    if (settings.overrideMode !== DEFAULTS.overrideMode) steering.override_mode = settings.overrideMode;
+  }
   return Object.keys(steering).length ? steering : null;
 }
 
@@ -62,6 +74,12 @@ function interventionOf(steer) {
   if (steer.isGroup) intervention.group = true;
   return intervention;
 }
+
+/** How an override acts. */
+export const OVERRIDE_MODES = [
+  { id: "delta", hint: "Moves the model's state by the change of the weight alone." },
+  { id: "reference", hint: "Composes the state anew; one known concept then drops what no concept explains." },
+];
 
 /** The parameter that each policy has of its own, with what the server takes where none is given. */
 export const POLICIES = [
@@ -87,6 +105,11 @@ export const POLICIES = [
   },
 ];
 
+/** True if a policy's guesses can be guided; the server refuses guidance with one whose guesses cannot. */
+export function canGuide(policy) {
+  return policy !== "lossless";
+}
+
 /** The request's `diffusion`, or null for the default. */
 export function diffusionOf(settings) {
   const policy = POLICIES.find((item) => item.id === settings.policy) ?? { id: settings.policy };
@@ -94,6 +117,7 @@ export function diffusionOf(settings) {
   if (policy.id !== "confidence") diffusion.policy = policy.id;
   if (policy.parameter) diffusion[policy.parameter.key] = settings.policyValue ?? policy.parameter.fallback;
   if (settings.tokensPerStep !== null && policy.id !== "lossless") diffusion.tokens_per_step = settings.tokensPerStep;
+  if (settings.guidance && canGuide(policy.id)) diffusion.cfg_scale = settings.guidance;
   return Object.keys(diffusion).length ? diffusion : null;
 }
 

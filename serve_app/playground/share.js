@@ -1,7 +1,7 @@
 // Settings to and from a link. They travel in the part behind `#`, which browsers never send to a server. What comes
 // from a link is not trusted: each field must have its type and lie within its limits, or it is left out.
 
-import { DEFAULTS, POLICIES } from "./request.js";
+import { DEFAULTS, OVERRIDE_MODES, POLICIES } from "./request.js";
 
 const VERSION = 1;
 const MAX_ITEMS = 32;
@@ -47,6 +47,8 @@ export function checked(found) {
   take("policy", (value) => POLICIES.some((policy) => policy.id === value));
   take("policyValue", isNumberOrNull(0, 1e6));
   take("tokensPerStep", (value) => value === null || isWhole(1, 1024)(value));
+  take("guidance", isNumberOrNull(0, 100));
+  take("overrideMode", (value) => OVERRIDE_MODES.some((mode) => mode.id === value));
   take("preset", (value) => value === null || typeof value === "string");
   take("isComparing", isFlag);
   take("isChat", isFlag);
@@ -54,6 +56,9 @@ export function checked(found) {
   settings.suppress = list(found.suppress)
     .filter((item) => isConcept(item) && isNumber(0, MAX_STRENGTH)(item.strength))
     .map(({ id, name, strength }) => ({ id, name: name ?? null, strength }));
+  settings.overrides = list(found.overrides)
+    .filter((item) => isConcept(item) && isNumber(-MAX_STRENGTH, MAX_STRENGTH)(item.weight))
+    .map(({ id, name, weight }) => ({ id, name: name ?? null, weight }));
   return settings;
 }
 

@@ -2,7 +2,7 @@
 // follows from these; acts on nothing.
 
 import { computed, signal } from "./html.js";
-import { LEAST } from "./capabilities.js";
+import { LEAST, servable } from "./capabilities.js";
 import { FIRST } from "./examples.js";
 import { START } from "./player.js";
 import { proseTokens, replay } from "./replay.js";
@@ -55,6 +55,9 @@ export function newRun(lane, path, body) {
 export function set(changes) {
   settings.value = { ...settings.value, ...changes };
 }
+
+/** The settings as far as the server can serve them: what requests are made of. */
+export const asked = computed(() => servable(settings.value, server.value.capabilities));
 
 export const isBusy = computed(() =>
   LANES.some((lane) => ["waiting", "streaming"].includes(runs.value[lane]?.status)),

@@ -3,10 +3,11 @@
 
 import { html } from "./html.js";
 import { diverging, drivenBy, tally } from "./attribution.js";
+import { headOf } from "./capabilities.js";
 import { factsOf } from "./concept_facts.js";
 import { Icon } from "./icons.js";
-import { newSteer, newSuppression } from "./request.js";
-import { isBusy, landedTokens, lit, runs, selection, set, settings, toast } from "./store.js";
+import { newOverride, newSteer, newSuppression } from "./request.js";
+import { isBusy, landedTokens, lit, runs, selection, server, set, settings, toast } from "./store.js";
 import { cellText, conceptName, count, signed } from "./text.js";
 
 const HEADS = ["known", "discovered"];
@@ -49,7 +50,8 @@ export function ConceptList({ lane }) {
 }
 
 function HeadList({ head, rows }) {
-  const shown = rows.slice(0, LISTED);
+  // Those that moved words most, whichever way; of these the list goes by the totals that it shows.
+  const shown = rows.slice(0, LISTED).sort((a, b) => Math.abs(b.total) - Math.abs(a.total));
   const bars = diverging(shown.map((row) => row.total));
   if (shown.length === 0) return null;
   return html`<h3>${head === "known" ? "Known: named by people" : "Discovered: found by the model"}</h3>
@@ -101,6 +103,8 @@ export function LitConcept({ lane }) {
       ${about?.is_steerable &&
       html`<button type="button" class="button" onClick=${() => addSteer(concept)}>Steer by it</button>`}
       <button type="button" class="button" onClick=${() => addSuppression(concept)}>Suppress it</button>
+      ${server.value.capabilities.hasOverrides &&
+      html`<button type="button" class="button" onClick=${() => addOverride(concept)}>Set its weight</button>`}
     </div>
   </section>`;
 }
@@ -131,6 +135,15 @@ export function addSuppression(concept) {
   if (suppress.some((item) => item.id === concept.id)) return;
   set({ suppress: [...suppress, newSuppression(concept)] });
   toast.value = `${conceptName(concept)}: suppressed. Generate to see it.`;
+}
+
+/** Set a concept's weight, unless it is set. */
+export function addOverride(concept) {
+  const { overrides } = settings.value;
+  if (overrides.some((item) => item.id === concept.id)) return;
+  set({ overrides: [...overrides, newOverride(concept)] });
+  const head = headOf(concept.id, server.value.capabilities);
+  toast.value = `${conceptName({ ...concept, head })}: weight set. Generate to see it.`;
 }
 
 /** Which lane's concepts are on show: the opened word's, else the steered one. */

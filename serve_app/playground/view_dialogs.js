@@ -5,7 +5,7 @@ import { address } from "./api.js";
 import { Icon } from "./icons.js";
 import { buildRequest } from "./request.js";
 import { asCurl, asPython } from "./snippets.js";
-import { activeLanes, conversation, dialog, runs, server, settings, toast } from "./store.js";
+import { activeLanes, asked, conversation, dialog, runs, server, settings, toast } from "./store.js";
 
 const MAX_RAW_CHUNKS = 400;
 
@@ -60,7 +60,7 @@ function Code() {
   const { model, capabilities } = server.value;
   const isChat = settings.value.isChat && capabilities.isChat;
   const messages = isChat ? [...conversation.value, { role: "user", content: settings.value.prompt }] : null;
-  const { path, body } = buildRequest(settings.value, { model, messages });
+  const { path, body } = buildRequest(asked.value, { model, messages });
   return html`<${Block} title="curl" text=${asCurl(address(path), body)} testid="curl" />
     <${Block} title="Python, with the openai package" text=${asPython(address("v1"), path, body)} testid="python" />`;
 }

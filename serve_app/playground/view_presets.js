@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "./html.js";
 import { Icon } from "./icons.js";
 import { listPresets, presetId, presetSettings, savePreset } from "./presets.js";
 import { steeringOf } from "./request.js";
-import { apiKey, set, settings, toast } from "./store.js";
+import { apiKey, asked, set, settings, toast } from "./store.js";
 
 /** Loads and saves presets. */
 export function Presets() {
@@ -25,7 +25,7 @@ export function Presets() {
   }, []);
   const save = () =>
     attempt(async () => {
-      const saved = await savePreset(name.trim().replace(/\s+/g, "-"), "Saved in the playground", settings.value, apiKey.value);
+      const saved = await savePreset(name.trim().replace(/\s+/g, "-"), "Saved in the playground", asked.value, apiKey.value);
       toast.value = `Saved as ${presetId(saved)}`;
       setName("");
       await refresh();
@@ -58,7 +58,7 @@ export function Presets() {
         </select>
       </label>
     </div>
-    ${steeringOf(settings.value) !== null &&
+    ${steeringOf(asked.value) !== null &&
     html`<form
       class="row"
       onSubmit=${(event) => {

@@ -1,7 +1,7 @@
 // How text is drawn: policy, length, seed, sampling. Knows the controls of the remaining settings.
 
 import { html } from "./html.js";
-import { POLICIES } from "./request.js";
+import { POLICIES, canGuide } from "./request.js";
 import { apiKey, server, set, settings } from "./store.js";
 
 /** The card of decoding settings. */
@@ -23,11 +23,23 @@ export function DecodingPanel() {
           step="1"
           placeholder=${settings.value.policy === "confidence" ? "1" : "no limit"}
         />`}
+        ${server.value.capabilities.hasGuidance && html`<${Guidance} />`}
         <${KeyField} id="key" />
       </div>
       <p class="quiet">With neither temperature nor top p the temperature follows the entropy.</p>
     </details>
   </section>`;
+}
+
+/** How far words are pushed toward the prompt. A policy without it leaves the number for when another is chosen. */
+function Guidance() {
+  if (!canGuide(settings.value.policy)) {
+    return html`<label>Guidance <input type="number" disabled placeholder="off" /></label>
+      ${settings.value.guidance > 0 && html`<p class="quiet">The lossless policy takes no guidance.</p>`}`;
+  }
+  return html`<${OptionalNumber} label="Guidance" name="guidance" max="100" step="0.5" placeholder="0, off" />
+    ${settings.value.guidance > 0 &&
+    html`<p class="quiet">Guidance pushes each word closer to the prompt, for about twice the work.</p>`}`;
 }
 
 function Policy() {

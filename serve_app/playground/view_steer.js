@@ -1,26 +1,34 @@
 // Steering: find a concept, set how strongly, suppress. Knows the controls of the settings' `steers` and `suppress`.
 
-import { html, useEffect, useId, useRef, useState } from "./html.js";
+import { html } from "./html.js";
 import { searchConcepts } from "./concept_facts.js";
 import { Icon } from "./icons.js";
-import { server, set, settings } from "./store.js";
+import { asked, server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
-import { addSteer, addSuppression } from "./view_concepts.js";
+import { addOverride, addSteer, addSuppression } from "./view_concepts.js";
+import { Overrides } from "./view_overrides.js";
 import { Presets } from "./view_presets.js";
+import { ConceptSearch, focusSearch } from "./view_search.js";
 
 const RANGE = { logits: { limit: 12, step: 0.5 }, raw: { limit: 40, step: 1 } };
-const WAIT_MS = 150;
 
 /** The steering card. */
 export function SteerPanel() {
   const { steers, suppress, preset } = settings.value;
-  const isEmpty = steers.length === 0 && suppress.length === 0 && preset === null;
-  return html`<section class="card" aria-label="Steering">
+  const { hasOverrides, hasPresets } = server.value.capabilities;
+  const isEmpty = steers.length === 0 && suppress.length === 0 && preset === null && asked.value.overrides.length === 0;
+  return html`<section class="card has-search" aria-label="Steering">
     <h2>Steer</h2>
-    <${ConceptSearch} />
+    <${ConceptSearch}
+      label="Find a concept to steer by"
+      placeholder="Find animal, music, law"
+      find=${searchConcepts}
+      onChoose=${addSteer}
+    />
     ${isEmpty && html`<p class="quiet">Find a concept and set how strongly the text should lean to it, or away.</p>`}
     ${steers.map((steer) => html`<${Slider} key=${steer.id} steer=${steer} />`)}
     ${suppress.map((item) => html`<${Suppression} key=${item.id} item=${item} />`)}
+    ${hasOverrides && html`<${Overrides} />`}
     <label class=${`check${isEmpty ? " is-off" : ""}`}>
       <input
         type="checkbox"
@@ -29,93 +37,8 @@ export function SteerPanel() {
       />
       Show the unsteered text beside it
     </label>
-    ${server.value.capabilities.hasPresets && html`<${Presets} />`}
+    ${hasPresets && html`<${Presets} />`}
   </section>`;
-}
-
-/** A combobox over the server's concept search. */
-function ConceptSearch() {
-  const [query, setQuery] = useState("");
-  const [found, setFound] = useState(null);
-  const [at, setAt] = useState(0);
-  const input = useRef(null);
-  const id = useId();
-  useEffect(() => {
-    if (query.trim() === "") {
-      setFound(null);
-      return undefined;
-    }
-    const controller = new AbortController();
-    const timer = setTimeout(async () => {
-      try {
-        setFound(await searchConcepts(query, controller.signal));
-        setAt(0);
-      } catch (error) {
-        if (!controller.signal.aborted) setFound({ error });
-      }
-    }, WAIT_MS);
-    return () => {
-      clearTimeout(timer);
-      controller.abort();
-    };
-  }, [query]);
-  const results = Array.isArray(found) ? found : [];
-  const choose = (concept, act = addSteer) => {
-    act(concept);
-    setQuery("");
-    input.current.focus();
-  };
-  const onKeyDown = (event) => {
-    if (event.key === "Escape") setQuery("");
-    if (results.length === 0) return;
-    if (event.key === "Enter") choose(results[at]);
-    else if (event.key === "ArrowDown") setAt((at + 1) % results.length);
-    else if (event.key === "ArrowUp") setAt((at + results.length - 1) % results.length);
-    else return;
-    event.preventDefault();
-  };
-  return html`<div class="search">
-    <label class="sr-only" for=${`${id}-input`}>Find a concept to steer by</label>
-    <span class="search-box">
-      <${Icon} name="search" />
-      <input
-        ref=${input}
-        id=${`${id}-input`}
-        type="text"
-        role="combobox"
-        autocomplete="off"
-        spellcheck=${false}
-        placeholder="Find a concept: animal, music, law"
-        aria-expanded=${results.length > 0}
-        aria-controls=${`${id}-list`}
-        aria-activedescendant=${results.length ? `${id}-${at}` : undefined}
-        value=${query}
-        onInput=${(event) => setQuery(event.target.value)}
-        onKeyDown=${onKeyDown}
-      />
-    </span>
-    <ul id=${`${id}-list`} class="results" role="listbox" aria-label="Concepts found" hidden=${results.length === 0}>
-      ${results.map(
-        (concept, i) =>
-          html`<li
-            key=${concept.id}
-            id=${`${id}-${i}`}
-            role="option"
-            aria-selected=${i === at}
-            onMouseDown=${(event) => event.preventDefault()}
-            onClick=${() => choose(concept)}
-          >
-            <strong><bdi>${conceptName(concept)}</bdi></strong>
-            <small class="quiet"><bdi>${concept.description ?? `concept ${concept.id}`}</bdi></small>
-          </li>`,
-      )}
-    </ul>
-    ${found !== null && results.length === 0 && html`<p class="quiet" role="status">${sayNothingFound(found, query)}</p>`}
-  </div>`;
-}
-
-function sayNothingFound(found, query) {
-  return found.error ? `The search failed: ${found.error.message}` : `No concept matches "${query.trim()}".`;
 }
 
 function change(id, changes) {
@@ -171,7 +94,15 @@ function Slider({ steer }) {
         <summary>More</summary>
         <${SliderMore} steer=${steer} name=${name} />
       </details>
-      <button type="button" class="icon-button" aria-label=${`Remove ${name}`} onClick=${() => remove("steers", steer.id)}>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label=${`Remove ${name}`}
+        onClick=${(event) => {
+          focusSearch(event);
+          remove("steers", steer.id);
+        }}
+      >
         <${Icon} name="close" />
       </button>
     </div>
@@ -185,7 +116,7 @@ function fill(share) {
 }
 
 function SliderMore({ steer, name }) {
-  const { numLayers } = server.value.capabilities;
+  const { numLayers, hasOverrides } = server.value.capabilities;
   return html`<div class="fields">
     <label>
       From layer
@@ -201,8 +132,8 @@ function SliderMore({ steer, name }) {
     <label>
       Schedule
       <select value=${steer.schedule} onChange=${(event) => change(steer.id, { schedule: event.target.value })}>
-        <option value="fixed">all of the text</option>
-        <option value="hard_cutoff">the first tokens</option>
+        <option value="fixed">whole text</option>
+        <option value="hard_cutoff">first tokens</option>
       </select>
     </label>
     ${steer.schedule === "hard_cutoff" &&
@@ -223,10 +154,13 @@ function SliderMore({ steer, name }) {
       />
       ${`with the whole group of ${name}`}
     </label>
+    ${hasOverrides &&
+    html`<button type="button" class="button" onClick=${() => addOverride(steer)}>Set its weight</button>`}
     <button
       type="button"
       class="button"
-      onClick=${() => {
+      onClick=${(event) => {
+        focusSearch(event);
         remove("steers", steer.id);
         addSuppression({ id: steer.id, name: steer.name, head: "known" });
       }}
@@ -268,7 +202,10 @@ function Suppression({ item }) {
         type="button"
         class="icon-button"
         aria-label=${`Stop suppressing ${name}`}
-        onClick=${() => remove("suppress", item.id)}
+        onClick=${(event) => {
+          focusSearch(event);
+          remove("suppress", item.id);
+        }}
       >
         <${Icon} name="close" />
       </button>

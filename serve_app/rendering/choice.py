@@ -25,7 +25,7 @@ from engine import (
 from ..attribution import AttributionWriter, TextToken, number
 from ..schemas import GenerateFields
 from ..text_assembly import TextAssembler
-from ..translation import Checkpoint, ChoiceJob, end_token_ids
+from ..translation import Checkpoint, ChoiceJob
 from .logprobs import TokenEntry, prompt_offsets
 
 
@@ -51,6 +51,14 @@ class DiffusionPiece:
 Piece = TextPiece | DiffusionPiece
 
 
+def require_text(output: Output) -> None:
+    """Raise Aborted or RequestFailed if the engine gave the request up."""
+    if output.finish_reason is FinishReason.ABORT:
+        raise Aborted("the engine cancelled the request")
+    if output.finish_reason is FinishReason.ERROR:
+        raise RequestFailed(output.error or "the engine gave the request up")
+
+
 class Choice:
     """The generation of one choice."""
 
@@ -69,7 +77,7 @@ class Choice:
         self._assembler = TextAssembler(
             checkpoint.tokenizer,
             start=self._num_prompt_tokens,
-            end_ids=end_token_ids(request, checkpoint.config),
+            end_ids=checkpoint.config.end_token_ids(request.stop_token_ids, ignore_eos=request.ignore_eos),
             stops=request.stop,
             keeps_stop=request.include_stop_str_in_output,
             min_tokens=request.min_tokens,
@@ -239,10 +247,7 @@ class Choice:
         return text
 
     def _finish(self, output: Output) -> None:
-        if output.finish_reason is FinishReason.ABORT:
-            raise Aborted("the engine cancelled the request")
-        if output.finish_reason is FinishReason.ERROR:
-            raise RequestFailed(output.error or "the engine gave the request up")
+        require_text(output)
         assert list(output.token_ids) == self.token_ids, "streamed tokens differ from the final ones"
         self._output = output
 
@@ -262,8 +267,7 @@ class Choice:
     def _commit(self, commit: Commit) -> dict[str, Any]:
         shown = {
             "position": commit.position - self._num_prompt_tokens,
-            "token": self._tokenizer.token_name(commit.token_id),
-            "bytes": list(self._tokenizer.text_bytes(commit.token_id)),
+            **self._tokenizer.spelled(commit.token_id),
             "token_id": commit.token_id,
             "confidence": number(commit.confidence),
         }

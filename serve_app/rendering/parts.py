@@ -8,7 +8,7 @@ from typing import Any
 from engine import ResolvedIntervention, SteeringParams
 
 from ..attribution import number
-from ..concepts import ConceptCatalogue, Head
+from ..concepts import ConceptCatalogue
 from ..schemas import GenerateFields
 from ..translation import Checkpoint
 from .choice import Choice
@@ -58,20 +58,15 @@ def additions(choices: Sequence[Choice], request: GenerateFields, checkpoint: Ch
 def _steering(
     params: SteeringParams, resolved: Sequence[ResolvedIntervention], catalogue: ConceptCatalogue
 ) -> dict[str, Any]:
-    def name(local_id: int, head: Head = "known") -> dict[str, Any]:
-        concept_id = catalogue.catalogue_id(head, local_id)
-        concept = catalogue.get(concept_id)
-        return {"id": concept_id, "name": None if concept is None else concept.name}
-
     overrides = [
-        {"concept": name(item.concept_id, item.head), "head": item.head, "weight": item.weight}
+        {"concept": catalogue.named(item.head, item.concept_id), "head": item.head, "weight": item.weight}
         for item in params.overrides
     ]
     return {
         "resolved": [
             {
                 "concepts": [
-                    {**name(concept_id), "weight": weight}
+                    {**catalogue.named("known", concept_id), "weight": weight}
                     for concept_id, weight in zip(item.concept_ids, item.weights, strict=True)
                 ],
                 "alpha": number(item.alpha),
@@ -82,6 +77,9 @@ def _steering(
             }
             for item in resolved
         ],
-        "suppress": [{"concept": name(item.concept_id), "strength": item.strength} for item in params.suppress],
+        "suppress": [
+            {"concept": catalogue.named("known", item.concept_id), "strength": item.strength}
+            for item in params.suppress
+        ],
         **({"overrides": overrides, "override_mode": params.override_mode} if overrides else {}),
     }

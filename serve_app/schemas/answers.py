@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from .steering import Head
+from engine import Head
 
 FinishReason = Literal["stop", "length"]
 
@@ -334,7 +334,11 @@ def _responses(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[int | st
         "contentSchema": event,
     }
     description = "The text. An error after a stream began is its last event, and the connection is cut."
-    return {200: {"model": answer, "description": description, "content": {"text/event-stream": {"schema": stream}}}}
+    # Of each event, as OpenAPI 3.2 describes a stream: beside a `schema` it would be of the whole stream.
+    events = {"type": "object", "properties": {"data": stream}, "required": ["data"]}
+    return {
+        200: {"model": answer, "description": description, "content": {"text/event-stream": {"itemSchema": events}}}
+    }
 
 
 COMPLETION_RESPONSES = _responses(CompletionAnswer, CompletionChunk)

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from engine import Head
+
 from .base import StrictObject, is_int
 
 MAX_STEERED_CONCEPTS = 256
@@ -15,8 +17,6 @@ MAX_INTERVENTIONS = 64
 MAX_OVERRIDES = 32
 MAX_STRENGTH = 1000.0
 """Far beyond any use, and far from where the arithmetic overflows."""
-
-Head = Literal["known", "discovered"]
 
 
 def _check_concept_name(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,7 @@ from engine import (
     ModelConfig,
     PromptTooLong,
     SamplingParams,
+    SteeringParams,
     check_request,
 )
 
@@ -45,16 +46,14 @@ def make_jobs(
     request: GenerateFields, checkpoint: Checkpoint, *, completion_id: str, max_prompts: int
 ) -> list[ChoiceJob]:
     """`n` jobs a prompt, in the order of prompts. Raises ApiError or InvalidRequest that names the field at fault."""
-    spec = wanted_steering(request, checkpoint)
+    check_model(request.model, checkpoint)
     prompts = list(_prompts(request, checkpoint, max_prompts=max_prompts))
     asked = GenerateRequest(
         prompt_token_ids=(),
         # The engine has no word for nothing.
         max_tokens=max(request.token_limit, 1),
         sampling=_sampling(request),
-        steering=(
-            None if spec is None else steering_params(spec, checkpoint.catalogue, num_layers=checkpoint.config.n_layers)
-        ),
+        steering=_steering(request.steering, checkpoint),
         attribution=_attribution(request.attribution),
         priority=request.priority,
     )
@@ -75,21 +74,9 @@ def make_jobs(
     return jobs
 
 
-def wanted_steering(request: GenerateFields, checkpoint: Checkpoint) -> SteeringSpec | None:
-    """How the request wants to be steered. Raises a 404 for a model that is not served.
-
-    The one place that reads `model` and `steering`: whatever either may name beside the model itself belongs here.
-    """
-    check_model(request.model, checkpoint)
-    return request.steering
-
-
-def end_token_ids(request: GenerateFields, config: ModelConfig) -> set[int]:
-    """Tokens at which the text ends."""
-    ends = set(request.stop_token_ids)
-    if config.eot_id is not None and not request.ignore_eos:
-        ends.add(config.eot_id)
-    return ends
+def turns_of(messages: Iterable[Message]) -> list[Turn]:
+    """A conversation as chat templates take it."""
+    return [Turn(message.role, message.text, message.name) for message in messages]
 
 
 def _prompts(
@@ -104,13 +91,7 @@ def _prompts(
         param = "prompt" if num_prompts > max_prompts else "n"
         raise ApiError(400, f"{message} request", code="invalid_value", param=param)
     if isinstance(request, ChatRequest):
-        token_ids = encode_messages(
-            request.messages,
-            checkpoint,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-        )
-        yield "messages", tuple(token_ids)
+        yield "messages", _encode_messages(request, checkpoint)
         return
     for index, prompt in enumerate(request.prompts):
         param = "prompt" if num_prompts == 1 else f"prompt[{index}]"
@@ -125,27 +106,22 @@ def _encode(prompt: Prompt, checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(checkpoint.tokenizer.encode(prompt))
 
 
-def encode_messages(
-    messages: Sequence[Message],
-    checkpoint: Checkpoint,
-    *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-) -> list[int]:
+def _encode_messages(request: ChatRequest, checkpoint: Checkpoint) -> tuple[int, ...]:
     """A conversation's ids by the checkpoint's template.
 
     Raises ApiError where there is none or it refuses, PromptTooLong before time is spent on what no context holds.
     """
-    turns = [Turn(message.role, message.text, message.name) for message in messages]
+    turns = turns_of(request.messages)
     with _naming("messages"):
         _check_length(sum(len(turn.content.encode()) for turn in turns), checkpoint)
-    return encode_chat(
+    token_ids = encode_chat(
         checkpoint.chat_template,
         turns,
         model_id=checkpoint.model_id,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
     )
+    return tuple(token_ids)
 
 
 def _check_length(num_bytes: int, checkpoint: Checkpoint) -> None:
@@ -205,6 +181,12 @@ def _sampling(request: GenerateFields) -> SamplingParams:
     if request.repetition_penalty is None and sampling.uses_entropy:
         return replace(sampling, repetition_penalty=_REFERENCE_PENALTY)
     return sampling
+
+
+def _steering(spec: SteeringSpec | None, checkpoint: Checkpoint) -> SteeringParams | None:
+    if spec is None:
+        return None
+    return steering_params(spec, checkpoint.catalogue, num_layers=checkpoint.config.n_layers)
 
 
 def _attribution(spec: AttributionSpec) -> AttributionParams | None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .catalogue import CLIENTS, Client
 from .checkpoint import MODEL_ID, write_instruct_variant
@@ -119,7 +119,7 @@ def _try(client: Client, url: str, model: str, checkpoint: Path, scratch: Path) 
     )
 
 
-def _read_report(done: subprocess.CompletedProcess[str]) -> tuple[dict, list[str]]:
+def _read_report(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, Any], list[str]]:
     """The driver's line, and what went wrong."""
     lines = done.stdout.strip().splitlines()
     try:

@@ -34,7 +34,9 @@ def running_server(checkpoint: Path, model_id: str, log: Path) -> Iterator[str]:
     """
     port = free_port()
     config = log.with_suffix(".yaml")
-    config.write_text(yaml.safe_dump(_deploy_file(checkpoint, model_id, port)), encoding="utf-8")
+    # Presets that clients save are not the user's.
+    presets = log.with_suffix(".presets")
+    config.write_text(yaml.safe_dump(_deploy_file(checkpoint, model_id, port, presets)), encoding="utf-8")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "serve_app.run", str(config)]
     with log.open("wb") as out:
@@ -51,7 +53,7 @@ def running_server(checkpoint: Path, model_id: str, log: Path) -> Iterator[str]:
             process.kill()
 
 
-def _deploy_file(checkpoint: Path, model_id: str, port: int) -> dict[str, object]:
+def _deploy_file(checkpoint: Path, model_id: str, port: int, presets: Path) -> dict[str, object]:
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -64,6 +66,7 @@ def _deploy_file(checkpoint: Path, model_id: str, port: int) -> dict[str, object
                     "model": str(checkpoint),
                     "model_id": model_id,
                     "engine": {"device": "cpu", "num_pages": 512, "max_rows": 16},
+                    "ingress": {"preset_dir": str(presets)},
                 },
             }
         ],

@@ -34,12 +34,11 @@ from engine import (
     Suppression,
     Unsupported,
 )
-from tests.checkpoints import DEFAULT_MODEL, EOT, RECIPES, STEERLING_LIKE, Recipe, save_tensors
+from tests.checkpoints import DEFAULT_MODEL, EOT, NO_DISCOVERED, STEERLING_LIKE, Recipe, save_tensors
 from tests.parity_cases import uniform
 from tests.reference import generate
 
 BLOCK = EOT.block
-NO_DISCOVERED = next(r for r in RECIPES if r.name == "no_discovered_head")
 
 
 def request(

@@ -6,9 +6,12 @@ from itertools import count
 
 import pytest
 import torch
+from steerling.configs import SteeringConfig
 
 from engine import (
     AttributionParams,
+    Engine,
+    EngineConfig,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -23,13 +26,12 @@ from engine import (
     check_request,
 )
 from engine.decoding.attribution import NOTHING, Explanation, HeadExplanation, guided
-from tests.checkpoints import EOT, NO_ROPE, RECIPES
+from tests.checkpoints import EOT, NO_CORRECTION, NO_ROPE
 from tests.engine.test_independence import assert_same, run
 from tests.parity import compare_commits, compare_output
 from tests.parity_cases import uniform
 from tests.reference import generate
 
-NO_CORRECTION = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 CHECKPOINTS = [EOT, NO_CORRECTION, NO_ROPE]
 BLOCK = EOT.block
 END = EOT.special_ids["eot_id"]
@@ -80,8 +82,6 @@ def requests(recipe=EOT):
 @pytest.fixture(scope="module")
 def alone(checkpoint):
     """Each request in an engine of its own."""
-    from engine import Engine, EngineConfig
-
     config = EngineConfig(device="cpu", num_pages=64, max_rows=16, share_prefixes=False)
     return [Engine.from_checkpoint(checkpoint(EOT), config).generate([asked])[0] for asked in requests()]
 
@@ -90,8 +90,6 @@ def alone(checkpoint):
 @pytest.mark.parametrize("tokens", [None, 5, BLOCK, BLOCK + 5])
 def test_over_two_blocks_it_is_the_package_also_where_alpha_changes(make_engine, oracle, recipe, tokens):
     """Generated blocks hold no masks, yet the copy's are stale too: they attend to masks in place of the prompt."""
-    from steerling.configs import SteeringConfig
-
     steering = package_steering = None
     if tokens is not None:
         steering = SteeringParams(interventions=(cutoff(tokens),))

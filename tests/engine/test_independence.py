@@ -21,10 +21,9 @@ from engine import (
     Suppression,
     WeightOverride,
 )
-from tests.checkpoints import EOT, RECIPES, Recipe
+from tests.checkpoints import EOT, NO_CORRECTION, Recipe
 
 PLAIN = EOT
-NO_CORRECTION = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 BLOCK = PLAIN.block
 TOLERANCE = 1e-4
 

@@ -25,7 +25,7 @@ from engine import (
 )
 from engine.analysis import MAX_INTEGRATION_STEPS, MAX_TARGETS
 from engine.analyzing.snapshots import Snapshot, snapshots
-from tests.checkpoints import EOT, NO_ROPE, RECIPES, Recipe
+from tests.checkpoints import EOT, NO_CORRECTION, NO_ROPE, RECIPES, Recipe
 from tests.parity_cases import compare_inputs
 from tests.reference import resolve_steering
 
@@ -255,7 +255,7 @@ def test_traces_of_other_kinds_of_generation_are_refused_by_name(make_engine, tr
 
 
 def test_checkpoints_that_choose_from_concept_features_are_refused(make_engine):
-    recipe = next(recipe for recipe in RECIPES if recipe.name == "no_epsilon_correction_dense")
+    recipe = NO_CORRECTION
     with pytest.raises(Unsupported, match="use_epsilon_correction is false"):
         make_engine(recipe).begin_analysis(AttributeInputs(trace=PLAIN))
 

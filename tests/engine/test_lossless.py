@@ -6,6 +6,8 @@ import pytest
 
 from engine import (
     AttributionParams,
+    Engine,
+    EngineConfig,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -15,11 +17,10 @@ from engine import (
     Suppression,
     WeightOverride,
 )
-from tests.checkpoints import EOT, NO_ROPE, RECIPES, STEERLING_LIKE
+from tests.checkpoints import EOT, NO_CORRECTION, NO_ROPE, STEERLING_LIKE
 from tests.engine.test_independence import assert_same, run
 from tests.records import Records
 
-NO_CORRECTION = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 CHECKPOINTS = [STEERLING_LIKE, EOT, NO_CORRECTION, NO_ROPE]
 BLOCK = EOT.block
 END = EOT.special_ids["eot_id"]
@@ -60,8 +61,6 @@ def requests(recipe, policy="lossless"):
 @pytest.fixture(scope="module")
 def alone(checkpoint):
     """Outputs of the policy `confidence`, each request by itself."""
-    from engine import Engine, EngineConfig
-
     made = {}
     for recipe in CHECKPOINTS:
         engine = Engine.from_checkpoint(checkpoint(recipe), EngineConfig(device="cpu", num_pages=64))

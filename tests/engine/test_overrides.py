@@ -11,19 +11,18 @@ from engine import (
     Engine,
     EngineConfig,
     GenerateRequest,
+    InvalidValue,
     SamplingParams,
     SteeringParams,
     Unsupported,
     WeightOverride,
 )
-from tests.checkpoints import EOT, RECIPES
+from tests.checkpoints import EOT, NO_CORRECTION, NO_DISCOVERED
 from tests.engine.decoding.test_overrides import LARGE_HEADS, LARGE_HEADS_NO_CORRECTION
 from tests.engine.test_independence import assert_same, run
 from tests.parity import compare_output
 from tests.reference import generate
 
-NO_DISCOVERED = next(r for r in RECIPES if r.name == "no_discovered_head")
-TOPK_ON_LOGITS = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 DEMO = Path(__file__).resolve().parents[2] / "demo_model" / "steerling-demo"
 MODES = ["delta", "reference"]
 
@@ -60,7 +59,7 @@ def request(recipe, num_prompt=9, max_tokens=30, *, seed=0, steering=None, attri
             ["70", "discovered", "[0, 70)"],
         ),
         (NO_DISCOVERED, steering((3, "discovered", 1.0)), Unsupported, "overrides[0].head", ["no discovered head"]),
-        (TOPK_ON_LOGITS, steering((3, "known", 1.0), mode="reference"), Unsupported, "override_mode", ["'delta'"]),
+        (NO_CORRECTION, steering((3, "known", 1.0), mode="reference"), Unsupported, "override_mode", ["'delta'"]),
     ],
     ids=["unknown known", "unknown discovered", "no discovered head", "topk_on_logits"],
 )
@@ -73,13 +72,20 @@ def test_what_a_checkpoint_cannot_do_is_refused_by_name(make_engine, recipe, ask
     assert not engine.has_work
 
 
+def test_a_concept_is_set_once_in_each_head():
+    """Equal ids of two heads are two concepts."""
+    steering((3, "known", 1.0), (3, "discovered", 1.0))
+    with pytest.raises(InvalidValue, match="discovered concept 3 twice"):
+        steering((3, "known", 1.0), (3, "discovered", 1.0), (3, "discovered", 0.0))
+
+
 @pytest.mark.parametrize(
     ("recipe", "asked"),
     [
         (EOT, steering((49, "known", 1.0), (69, "discovered", 1.0), mode="reference")),
         (NO_DISCOVERED, steering((3, "known", 1.0), mode="reference")),
-        (TOPK_ON_LOGITS, steering((3, "known", 1.0), (3, "discovered", 1.0))),
-        (TOPK_ON_LOGITS, SteeringParams(override_mode="reference")),
+        (NO_CORRECTION, steering((3, "known", 1.0), (3, "discovered", 1.0))),
+        (NO_CORRECTION, SteeringParams(override_mode="reference")),
     ],
     ids=["last concepts", "no discovered head", "topk_on_logits", "a mode and nothing to set"],
 )

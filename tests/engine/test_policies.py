@@ -15,13 +15,12 @@ from engine import (
     SteeringParams,
     Suppression,
 )
-from tests.checkpoints import EOT, NO_ROPE, RECIPES, STEERLING_LIKE
+from tests.checkpoints import EOT, NO_CORRECTION, NO_ROPE, STEERLING_LIKE
 from tests.engine.test_independence import CONFIGS, assert_same, run
 from tests.parity import compare_output
 from tests.parity_cases import uniform
 from tests.reference import generate
 
-NO_CORRECTION = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 CHECKPOINTS = [STEERLING_LIKE, EOT, NO_CORRECTION, NO_ROPE]
 BLOCK = EOT.block
 END = EOT.special_ids["eot_id"]

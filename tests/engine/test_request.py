@@ -27,6 +27,7 @@ from engine import (
     Suppression,
 )
 from engine.request import DEFAULT_PARAMETERS, MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
+from tests.checkpoints import EOT
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,5 @@ def test_an_engine_config_is_frozen_and_takes_the_smallest_values_that_work():
 
 @pytest.mark.parametrize("device", ["tpu", "nonsense", "cuda:99", "mps"])
 def test_a_device_that_is_not_there_is_named(checkpoint, device):
-    from tests.checkpoints import EOT
-
     with pytest.raises(InvalidConfig, match=device):
         engine.Engine.from_checkpoint(checkpoint(EOT), EngineConfig(device=device))

@@ -23,12 +23,15 @@ from engine import (
     WeightOverride,
 )
 from engine.model.steerling import SteerlingModel
-from tests.gpu.test_deterministic import CONFIG as DETERMINISTIC_CONFIG
-from tests.gpu.test_deterministic import assert_equal_to_alone, serve
 from tests.gpu.test_engine_on_cuda import CONFIG, run
-from tests.gpu.test_passes import no_synchronisation
 
 triton = pytest.importorskip("triton", reason="triton comes with torch's CUDA builds")
+
+# Behind the line that skips: without triton these modules are skipped themselves, and empty.
+from tests.gpu.test_deterministic import CONFIG as DETERMINISTIC_CONFIG  # noqa: E402
+from tests.gpu.test_deterministic import assert_equal_to_alone, serve  # noqa: E402
+from tests.gpu.test_passes import no_synchronisation  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 DEMO = Path(__file__).resolve().parents[2] / "demo_model" / "steerling-demo"
 WEIGHTS = (

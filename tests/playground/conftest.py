@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pytest
 
 from engine import AsyncEngine, EngineConfig, Event, Finished, GenerateRequest
-from serve_app.checkpoint import describe
+from serve_app.checkpoint import Checkpoint, describe
 from serve_app.completions import Caller
 from serve_app.config import Limits
 from serve_app.local import LocalEngineClient, uvicorn_server
@@ -76,13 +76,16 @@ class ServerFactory(Protocol):
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]:
-    """Options of Service -> the whole API on the demo model, in a thread. All servers share one engine."""
+    """Options of Service -> the whole API on the demo model, in a thread. All servers share one engine.
+
+    `checkpoint`: what a server says of the model, if not the demo model as it is; the weights stay the engine's.
+    """
     config = EngineConfig(device="cpu", dtype="float32", num_pages=128, max_rows=4)
     engine = AsyncEngine.from_checkpoint(MODEL, config)
-    checkpoint = describe(MODEL, "steerling-demo")
+    demo = describe(MODEL, "steerling-demo")
 
     @contextmanager
-    def serve(**options: Any) -> Iterator[Site]:
+    def serve(checkpoint: Checkpoint = demo, **options: Any) -> Iterator[Site]:
         client = RecordingClient(engine)
         presets = PresetStore(tmp_path_factory.mktemp("presets"))
         service = Service(client=client, checkpoint=checkpoint, limits=Limits(), created=1, presets=presets, **options)
@@ -118,3 +121,38 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_page(site: Site, browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens the page in a fresh profile. In the end it must have met no error and no other host.
+
+    `at`: another server than `site`. `may_fail`: errors of the console that contain this are the test's own doing.
+    """
+    contexts: list[Any] = []
+    problems: list[str] = []
+
+    def open_page(
+        path: str = "/", *, at: Site | None = None, may_fail: str | None = None, width: int = 1280, **options: Any
+    ) -> Any:
+        url = (at or site).url
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        page = context.new_page()
+
+        def note(kind: str, text: str) -> None:
+            if may_fail is None or may_fail not in text:
+                problems.append(f"{kind}: {text}")
+
+        page.on("pageerror", lambda error: note("exception", str(error)))
+        page.on("console", lambda m: note("console", f"{m.text} {m.location}") if m.type == "error" else None)
+        page.on("request", lambda r: None if r.url.startswith(url) else note("foreign request", r.url))
+        page.goto(url + path)
+        page.wait_for_selector(".state-ready")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []

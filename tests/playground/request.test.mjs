@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { LEAST, readCapabilities } from "../../serve_app/playground/capabilities.js";
+import { LEAST, headOf, readCapabilities, servable } from "../../serve_app/playground/capabilities.js";
 import { presetSettings } from "../../serve_app/playground/presets.js";
 import * as request from "../../serve_app/playground/request.js";
 import { checked, fromFragment, toFragment } from "../../serve_app/playground/share.js";
@@ -51,6 +51,34 @@ test("a policy brings its own parameter and no other", () => {
   assert.deepEqual(of({ tokensPerStep: 4 }), { tokens_per_step: 4 });
 });
 
+test("guidance is sent with every policy but the one that is refused with it", () => {
+  const of = (changes) => request.diffusionOf({ ...DEFAULTS, ...changes });
+  assert.deepEqual(of({ guidance: 2 }), { cfg_scale: 2 });
+  assert.deepEqual(of({ guidance: 2, policy: "factor" }), { policy: "factor", factor: 3, cfg_scale: 2 });
+  assert.deepEqual(of({ guidance: 2, policy: "lossless" }), { policy: "lossless" });
+  assert.equal(of({ guidance: 0 }), null);
+});
+
+test("set weights become overrides, and a weight of zero is one", () => {
+  const overrides = [request.newOverride(animal, 0), request.newOverride({ id: 70 })];
+  const expected = [{ concept: 5, weight: 0 }, { concept: 70, weight: 1 }];
+  const settings = { ...DEFAULTS, overrides };
+  assert.deepEqual(request.steeringOf(settings), { overrides: expected });
+  assert.deepEqual(request.steeringOf({ ...settings, overrideMode: "reference" }), {
+    overrides: expected,
+    override_mode: "reference",
+  });
+  assert.ok(request.isSteered(settings));
+  assert.equal(request.steeringOf({ ...DEFAULTS, overrideMode: "reference" }), null);
+  assert.ok(!("steering" in request.buildRequest(settings, { isBaseline: true }).body));
+});
+
+test("what a server has not is not asked of it", () => {
+  const settings = { ...DEFAULTS, guidance: 2, overrides: [request.newOverride(animal)] };
+  assert.deepEqual(servable(settings, LEAST), { ...DEFAULTS });
+  assert.deepEqual(servable(settings, { ...LEAST, hasGuidance: true, hasOverrides: true }), settings);
+});
+
 test("a turn of a chat goes to the chat's address", () => {
   const messages = [{ role: "user", content: "hello" }];
   const { path, body } = request.buildRequest(DEFAULTS, { messages });
@@ -61,6 +89,7 @@ test("a turn of a chat goes to the chat's address", () => {
 
 test("a link gives back the settings it was made of", () => {
   const settings = { ...DEFAULTS, prompt: "\u00e9t\u00e9 \u2603", steers: [animal], seed: 9, policy: "factor", topP: 0.5 };
+  Object.assign(settings, { guidance: 1.5, overrides: [request.newOverride(animal, 1.2)], overrideMode: "reference" });
   assert.deepEqual(fromFragment(toFragment(settings)), settings);
   assert.deepEqual(fromFragment(toFragment(DEFAULTS)), { ...DEFAULTS });
 });
@@ -77,9 +106,17 @@ test("a link's wrong values are left out one by one", () => {
     policy: "unheard of",
     steers: [animal, { ...animal, unit: "tons" }, { ...animal, strength: 1e9 }, null, "x"],
     suppress: [{ id: "5", strength: 1 }, { id: 4, strength: 2, name: 7 }, { id: 3, strength: 2, extra: 1 }],
+    guidance: 101,
+    overrideMode: "at random",
+    overrides: [{ id: 5, weight: "1" }, { id: 6, weight: 1e9 }, { weight: 1 }, { id: 7, weight: -0.5, extra: 1 }],
     __proto__: { polluted: true },
   });
-  assert.deepEqual(settings, { ...DEFAULTS, steers: [animal], suppress: [{ id: 3, name: null, strength: 2 }] });
+  assert.deepEqual(settings, {
+    ...DEFAULTS,
+    steers: [animal],
+    suppress: [{ id: 3, name: null, strength: 2 }],
+    overrides: [{ id: 7, name: null, weight: -0.5 }],
+  });
 });
 
 test("shell quoting survives quotes in the prompt", () => {
@@ -104,29 +141,31 @@ test("a preset of single concepts becomes sliders", () => {
   const steering = {
     interventions: [{ concepts: [{ ...concept, weight: 1 }], ...spelled }],
     suppress: [{ concept: { id: 9, name: null }, strength: 4 }],
-    overrides: [],
-    override_mode: "delta",
+    overrides: [{ concept, weight: 0.5 }],
+    override_mode: "reference",
   };
   const loaded = presetSettings({ id: "zoo@1", name: "zoo", version: 1, steering });
   assert.deepEqual(loaded.steers, [{ ...animal, layer: 3 }]);
   assert.deepEqual(loaded.suppress, [{ id: 9, name: null, strength: 4 }]);
-  assert.equal(loaded.preset, null);
+  assert.deepEqual(loaded.overrides, [request.newOverride(concept, 0.5)]);
+  assert.deepEqual([loaded.overrideMode, loaded.preset], ["reference", null]);
 });
 
 test("what was saved from sliders comes back as the same sliders", () => {
   const settings = { ...DEFAULTS, steers: [{ ...animal, name: null }], suppress: [request.newSuppression({ id: 9 })] };
-  const { steers, suppress } = presetSettings({ name: "zoo", version: 1, steering: request.steeringOf(settings) });
-  assert.deepEqual([steers, suppress], [settings.steers, settings.suppress]);
+  settings.overrides = [request.newOverride({ id: 70 }, 0)];
+  const { steers, suppress, overrides } = presetSettings({ name: "zoo", version: 1, steering: request.steeringOf(settings) });
+  assert.deepEqual([steers, suppress, overrides], [settings.steers, settings.suppress, settings.overrides]);
 });
 
 test("a preset that sliders cannot show is taken by reference", () => {
-  const expected = { steers: [], suppress: [], preset: "zoo@2" };
+  const expected = { steers: [], suppress: [], overrides: [], overrideMode: "delta", preset: "zoo@2" };
   const one = { concepts: [1], strength: 3 };
   for (const steering of [
     { interventions: [{ concepts: [1, 2], strength: 3 }] },
     { interventions: [{ concepts: [{ id: 1, weight: 0.5 }], strength: 3 }] },
     { interventions: [one, one] },
-    { interventions: [one], overrides: [{ concept: 1, weight: 1 }] },
+    { interventions: [one], overrides: [{ concept: "by label", weight: 1 }] },
     { interventions: [{ concepts: ["by label"], strength: 3 }] },
     { concepts: [1], strength: 2 },
   ]) {
@@ -142,9 +181,13 @@ test("a server says what it can do, and of one that says nothing the least is as
     limits: { max_tokens: 512 },
     has_chat_template: true,
     has_presets: false,
+    has_guidance: true,
+    heads: { known: { num_concepts: 64, first_id: 0 }, discovered: { num_concepts: 32, first_id: 64 } },
   });
   assert.deepEqual(
     [said.isChat, said.hasPresets, said.policies, said.numLayers, said.maxTokens],
     [true, false, ["confidence", "threshold"], 6, 512],
   );
+  assert.deepEqual([said.hasGuidance, said.hasOverrides, said.numConcepts], [true, false, 96]);
+  assert.deepEqual([headOf(63, said), headOf(64, said), headOf(64, LEAST)], ["known", "discovered", "known"]);
 });

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from serve_app.api_keys import ApiKeys
 from serve_app.config import ApiKeySettings
 from tests.playground.conftest import PATIENCE_MS, why_not
+from tests.playground.driving import SCRUB, add_slider, generate, prose, set_number, wait_for_end
 from tests.processes import eventually
 
 pytestmark = [
@@ -21,66 +21,6 @@ pytestmark = [
 ]
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-SCRUB = "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', {bubbles: true})); }"
-Open = Callable[..., Any]
-
-
-@pytest.fixture
-def open_page(site, browser) -> Iterator[Open]:
-    """Opens the page in a fresh profile. In the end it must have met no error and no other host.
-
-    `may_fail`: errors of the console that contain this are the test's own doing.
-    """
-    contexts, problems = [], []
-
-    def open_page(path: str = "/", *, may_fail: str | None = None, width: int = 1280, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
-        context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
-        page = context.new_page()
-
-        def note(kind: str, text: str) -> None:
-            if may_fail is None or may_fail not in text:
-                problems.append(f"{kind}: {text}")
-
-        page.on("pageerror", lambda error: note("exception", str(error)))
-        page.on("console", lambda m: note("console", f"{m.text} {m.location}") if m.type == "error" else None)
-        page.on("request", lambda r: None if r.url.startswith(site.url) else note("foreign request", r.url))
-        page.goto(site.url + path)
-        page.wait_for_selector(".state-ready")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert problems == []
-
-
-def generate(page: Any, *, speed: str = "live") -> None:
-    """Press the button and wait until all of the answer is on show."""
-    page.click("[data-testid=generate]")
-    page.select_option(".speed select", speed)
-    wait_for_end(page)
-
-
-def wait_for_end(page: Any, lanes: int = 1) -> None:
-    page.locator("[data-testid=facts]").nth(lanes - 1).wait_for()
-
-
-def prose(page: Any) -> str:
-    return page.inner_text(".prose")
-
-
-def set_number(page: Any, label: str, value: int) -> None:
-    page.get_by_label(label, exact=True).fill(str(value))
-    page.get_by_label(label, exact=True).press("Tab")
-
-
-def add_slider(page: Any, name: str, strength: int) -> None:
-    page.fill("[role=combobox]", name)
-    page.wait_for_selector("[role=option]")
-    page.press("[role=combobox]", "Enter")
-    set_number(page, f"Strength of {name}", strength)
 
 
 def violations(page: Any) -> list[str]:
@@ -495,6 +435,9 @@ def test_no_width_scrolls_sideways(open_page):
     page.select_option(".speed select", "live")
     wait_for_end(page, lanes=2)
     page.locator(".word").first.click()
+    page.locator("[data-testid=slider] summary").click()
+    page.get_by_role("button", name="Set its weight").click()
+    page.click("summary:has-text('Sampling')")
     for place in ("0", "30", "1000"):
         page.locator(".scrub").evaluate(SCRUB, place)
         for width in (320, 360, 768, 1280, 1440, 2560):
@@ -514,6 +457,8 @@ def test_axe_finds_nothing_to_object_to(open_page, scheme):
     page.click("[data-testid=chunks] summary")
     for more in page.locator(".more summary").all():
         more.click()
+    page.get_by_role("button", name="Set its weight").first.click()
+    page.locator("[data-testid=override]").wait_for()
     assert violations(page) == []
     page.locator(".scrub").evaluate(SCRUB, "30")
     page.fill("[role=combobox]", "a")

@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.block_router import GONE_S, BlockRouter
 from serve_app.lease_messages import Queued, RefusalReason, ReplicaLoad, Returned, RouteCall
+from serve_app.metrics_table import ROUTER_METRICS
 from serve_app.routing.messages import Lease, Rejected, RejectionReason, ReplicaReport, RouteRequest, RunningBlock
 from serve_app.routing.policy import RoutingSettings
 from tests.records import Clock, Records
@@ -314,8 +315,6 @@ async def test_bad_limits_do_not_end_a_router_that_runs(router, config):
 
 
 async def test_every_measurement_is_in_the_table(router):
-    from serve_app.metrics_table import ROUTER_METRICS
-
     await router.report(2)
     (lease,) = await router.ask(route("a"))
     await router.shell.give_back(Returned(lease.lease_id, "one", RefusalReason.NO_ROOM))

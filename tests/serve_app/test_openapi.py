@@ -42,7 +42,8 @@ def validator(schema: dict, document: dict) -> Draft202012Validator:
 
 
 def content_of(document: dict, path: str, media_type: str) -> dict:
-    return document["paths"][path]["post"]["responses"]["200"]["content"][media_type]["schema"]
+    content = document["paths"][path]["post"]["responses"]["200"]["content"][media_type]
+    return content["itemSchema"] if media_type == "text/event-stream" else content["schema"]
 
 
 @pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest"])
@@ -71,7 +72,7 @@ async def test_plain_answers_and_events_are_as_described(server, path, fields):
     for options in (None, {"include_usage": True, "include_diffusion": "steps"}):
         response = await server().post({**body, "stream": True, "stream_options": options}, path)
         for event in events_of(response):
-            Draft202012Validator(stream["contentSchema"]).validate(event)
+            Draft202012Validator(stream["properties"]["data"]["contentSchema"]).validate(event)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -5,7 +5,7 @@ import pytest
 from engine import Intervention, InvalidRequest, Suppression
 from serve_app.errors import ApiError
 from serve_app.schemas import CompletionRequest
-from serve_app.translation import end_token_ids, make_jobs
+from serve_app.translation import make_jobs
 
 
 def translate(served, **fields):
@@ -172,16 +172,6 @@ def test_an_error_counts_the_callers_own_list(served):
 def test_chunk_scores_ask_the_engine_for_every_contribution(served, level, top_k):
     attribution = only(served, attribution={"level": level, "top_k": 3}).attribution
     assert ("absent" if attribution is None else attribution.top_k) == top_k
-
-
-def test_the_text_ends_at_stop_tokens_and_at_the_end_of_a_turn(served):
-    def ends(**fields):
-        return end_token_ids(CompletionRequest.model_validate({"prompt": "a", **fields}), served.config)
-
-    eot = served.config.eot_id
-    assert ends() == {eot}
-    assert ends(stop_token_ids=[3]) == {3, eot}
-    assert ends(stop_token_ids=[3], ignore_eos=True) == {3}
 
 
 @pytest.mark.parametrize("model", [None, "tiny"])

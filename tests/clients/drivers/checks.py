@@ -54,7 +54,9 @@ class Checks:
         """Check a claim; `seen` is shown if it does not hold."""
         self._checks += 1
         if not holds:
-            self._failures.append(f"{self._part}: not so: {claim}; saw {seen!r}"[:1500])
+            self._failures.append(
+                f"{self._part}: not so: {claim}; saw {seen if isinstance(seen, str) else repr(seen)}"[:4000]
+            )
 
     def equal(self, seen: object, wanted: object, claim: str) -> None:
         """Check that two values are equal."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from engine import InspectTokens
-from tests.checkpoints import EOT, RECIPES
+from tests.checkpoints import EOT, NO_DISCOVERED, RECIPES
 from tests.text_oracle import plain_concepts
 
 TOLERANCE = 2e-5
-NO_DISCOVERED = next(r for r in RECIPES if r.name == "no_discovered_head")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)

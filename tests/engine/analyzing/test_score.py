@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine import GenerateRequest, InvalidValue, PromptTooLong, RequestTooLarge, SamplingParams, ScoreTokens
-from tests.checkpoints import EOT, NO_ROPE, RECIPES, STEERLING_LIKE, Recipe
+from tests.checkpoints import EOT, NO_ROPE, RECIPES, STEERLING_LIKE, UNTIED, Recipe
 from tests.text_oracle import plain_scores
 
 TOLERANCE = 2e-5
 CUT_CONTEXT = Recipe(name="context_ends_within_a_block", model={"block_size": 40})
-UNTIED = next(r for r in RECIPES if r.name == "pre_layernorm_mha_gelu_bias")
 CASES = [
     (EOT, (2, 15, 16, 17, 32, 37)),
     (STEERLING_LIKE, (63, 65)),

@@ -9,7 +9,7 @@ import torch
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, InvalidConfig
 from engine.model.weights import load_model, save_checkpoint
-from tests.checkpoints import DEFAULT_MODEL, Recipe, save_tensors
+from tests.checkpoints import DEFAULT_MODEL, EOT, Recipe, save_tensors
 
 CPU = torch.device("cpu")
 SMALL = Recipe(name="small")
@@ -173,6 +173,15 @@ def test_a_saved_checkpoint_loads_to_the_same_model(tmp_path):
 
 def test_both_layouts_read_to_the_same_config():
     assert ModelConfig.from_dict(SMALL.config()) == ModelConfig.from_dict(replace(SMALL, layout="nested").config())
+
+
+def test_a_text_ends_at_its_own_stop_tokens_and_at_the_end_of_a_turn_but_at_no_token_that_is_never_chosen():
+    config = ModelConfig.from_dict(EOT.config())
+    eot = config.eot_id
+    assert config.end_token_ids((), ignore_eos=False) == {eot}
+    assert config.end_token_ids([3], ignore_eos=False) == {3, eot}
+    assert config.end_token_ids([3], ignore_eos=True) == {3}
+    assert config.end_token_ids(config.banned_token_ids, ignore_eos=True) == set()
 
 
 def test_the_nested_layout_without_ids_takes_the_published_ones():

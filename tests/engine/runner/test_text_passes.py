@@ -11,10 +11,9 @@ from engine.analyzing.inspect import start_inspection
 from engine.analyzing.score import start_scores
 from engine.analyzing.texts import Tools
 from engine.runner.text_passes import TextPasses, TextRow
-from tests.checkpoints import EOT, RECIPES
+from tests.checkpoints import EOT, NO_CORRECTION
 
 TOLERANCE = 2e-5
-NO_CORRECTION = next(r for r in RECIPES if r.name == "no_epsilon_correction_dense")
 
 
 def test_rows_over_pages_are_the_dense_forward(make_engine):

@@ -37,12 +37,12 @@ def borrow(driver: Driver, wish: Borrowing) -> Generator[None, None, PageLease]:
         assert wish.scratch <= len(lease.scratch_page_ids) <= max(wish.scratch, wish.most_scratch)
         for _ in range(wish.num_slices):
             for block in range(lease.num_sealed, len(keys)):
-                written[lease.page_ids[block]] = wish.text[: (block + 1) * driver.block_size]
+                written[lease.page_ids[block]] = (wish.text[: (block + 1) * driver.block_size], 0)
                 lease.seal(block)
             for page_id in lease.scratch_page_ids:
-                written[page_id] = ()
+                written[page_id] = ((), 0)
             for block, page_id in enumerate(lease.page_ids):
-                assert written[page_id] == wish.text[: (block + 1) * driver.block_size]
+                assert written[page_id] == (wish.text[: (block + 1) * driver.block_size], 0)
             driver.check()
             yield
         if wish.fails:

@@ -8,8 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from engine import QueueFull
+from engine import InvalidValue, QueueFull
 from engine.analyzing import AnalysisDesk
+from tests.checkpoints import EOT
 
 
 def count_to(number: int, seen: list[int]) -> Generator[None, None, int]:
@@ -86,3 +87,10 @@ def test_a_result_for_nobody_is_dropped():
         assert not desk.has_work
 
     asyncio.run(ask())
+
+
+def test_what_is_no_analysis_is_refused_by_its_value(make_engine):
+    engine = make_engine(EOT)
+    with pytest.raises(InvalidValue, match="the analysis is 7; it must be one of"):
+        engine.begin_analysis(7)
+    assert not engine.has_work
