@@ -122,6 +122,11 @@ class _LoadWatch:
         self._callback(self._engine.load(with_all_prefixes=with_all_prefixes))
 
 
+def _take_exception(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
 class AsyncEngine:
     """Serves requests from any number of asyncio tasks on one Engine."""
 
@@ -172,13 +177,16 @@ class AsyncEngine:
 
         def leave() -> None:
             # A finished request's id may belong to another one by now.
-            if self._subscriptions.get(adding.result()) is subscription:
+            if adding.exception() is None and self._subscriptions.get(adding.result()) is subscription:
                 self._engine.abort(adding.result())
 
         adding = self._submit(add)
         is_finished = False
         try:
-            await asyncio.shield(asyncio.wrap_future(adding))
+            added = asyncio.wrap_future(adding)
+            # A caller that leaves first reads no refusal, and asyncio would report it as an error that was lost.
+            added.add_done_callback(_take_exception)
+            await asyncio.shield(added)
             while not is_finished:
                 events = await subscription.get()
                 is_finished = isinstance(events[-1], Finished)

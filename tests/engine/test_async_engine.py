@@ -1,6 +1,7 @@
 """The thread around the engine: events, cancellation, refusals, and what happens when it ends."""
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,6 +68,29 @@ def test_a_bad_request_raises_before_the_first_event_and_harms_nobody(served):
     refused, events = asyncio.run(both())
     assert isinstance(refused, InvalidValue) and refused.param == "prompt_token_ids"
     assert len(events[-1].output.token_ids) == 20
+
+
+def test_a_refusal_that_nobody_waits_for_is_not_reported_as_lost(served):
+    """When callers left while a full queue refused them, asyncio logged an exception that was never retrieved."""
+    engine, _ = served
+    is_held = threading.Event()
+    reported = []
+
+    async def leave_early():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["message"]))
+        engine._submit(is_held.wait)
+        task = asyncio.ensure_future(collect(engine, GenerateRequest(prompt_token_ids=[1000])))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        is_held.set()
+        await engine.stats()
+        await asyncio.sleep(0)
+        del task
+        gc.collect()
+
+    asyncio.run(leave_early())
+    assert reported == []
 
 
 def test_a_full_queue_raises_and_those_who_wait_are_served(make_engine):
