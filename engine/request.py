@@ -348,8 +348,12 @@ class SteeringParams:
         suppress = _items(self.suppress, "steering.suppress", Suppression, MAX_SUPPRESSIONS)
         object.__setattr__(self, "suppress", suppress)
         overrides = _items(self.overrides, "steering.overrides", WeightOverride, MAX_OVERRIDES)
-        if len({(item.head, item.concept_id) for item in overrides}) < len(overrides):
-            raise InvalidValue("overrides names a concept twice; set each once", param="steering.overrides")
+        named = [(item.head, item.concept_id) for item in overrides]
+        twice = next((pair for index, pair in enumerate(named) if pair in named[:index]), None)
+        if twice is not None:
+            raise InvalidValue(
+                f"overrides names {twice[0]} concept {twice[1]} twice; set each once", param="steering.overrides"
+            )
         object.__setattr__(self, "overrides", overrides)
         _one_of(self.override_mode, "steering.override_mode", get_args(OverrideMode))
 

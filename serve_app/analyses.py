@@ -85,7 +85,13 @@ def encode_input(text: str | list[int] | list[Message], checkpoint: Checkpoint) 
         return encode_text(cast(Prompt, text), checkpoint, param="input")
     turns = turns_of(cast(list[Message], text))
     _check_length(sum(len(turn.content.encode()) for turn in turns), checkpoint, "input")
-    token_ids = encode_chat(checkpoint.chat_template, turns, model_id=checkpoint.model_id, add_generation_prompt=False)
+    try:
+        token_ids = encode_chat(
+            checkpoint.chat_template, turns, model_id=checkpoint.model_id, add_generation_prompt=False
+        )
+    except ApiError as error:
+        # It knows a conversation as `messages`, which this body has not.
+        raise error.with_param("input") from error
     return encode_text(token_ids, checkpoint, param="input")
 
 

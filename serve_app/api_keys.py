@@ -79,7 +79,7 @@ class ApiKeys:
         found = os.stat(file)
         state = (found.st_ino, found.st_mtime_ns, found.st_size)
         if state != self._state:
-            self._from_file = _read(file.read_text(encoding="utf-8"))
+            self._from_file = _read(file.read_text(encoding="utf-8-sig"))
             self._state = state
             logger.info("%d API keys were read from %s", len(self._from_file), file)
 

@@ -68,6 +68,17 @@ class ApiError(Exception):
         message, param = _encodable(self.message), None if self.param is None else _encodable(self.param)
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
+    def with_param(self, param: str) -> ApiError:
+        """The same, of another field."""
+        return ApiError(
+            self.status,
+            self.message,
+            code=self.code,
+            type=self.type,
+            param=param,
+            retry_after_s=self.retry_after_s,
+        )
+
     def headers(self) -> dict[str, str]:
         """Headers that go with it."""
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}

@@ -6,10 +6,11 @@ token, as attributions of an answer's tokens do.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,13 +21,11 @@ from engine import (
     AttributeInputs,
     Event,
     Finished,
-    FinishReason,
     GenerateRequest,
     InputAttribution,
     Output,
     Replay,
     ReplayTrace,
-    RequestFailed,
     TargetAttribution,
     Trace,
     trace_of,
@@ -35,6 +34,7 @@ from engine import (
 from .attribution import number
 from .completions import Caller, EngineClient
 from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
+from .rendering import require_text
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
     MAX_TARGETS,
@@ -50,6 +50,7 @@ from .translation import Checkpoint, check_model, make_jobs
 router = APIRouter(tags=["attributions"])
 
 _ERRORS: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
+_TRACE_FIELDS = frozenset(field.name for field in fields(Trace))
 
 
 @router.post("/v1/attributions/input", openapi_extra=QUEUE_HEADERS, response_model=InputAttributionAnswer)
@@ -93,17 +94,20 @@ async def replay(request: Request, body: ReplayRequest) -> Response:
 
 
 async def _replayed(client: EngineClient, raw_trace: dict[str, Any]) -> Replay:
-    result = await client.analyze(ReplayTrace(trace=Trace.from_dict(raw_trace)))
+    with _named_in_trace():
+        result = await client.analyze(ReplayTrace(trace=Trace.from_dict(raw_trace)))
     assert isinstance(result, Replay), result
     return result
 
 
 async def _attributed(service: Service, body: InputAttributionRequest, caller: Caller) -> dict[str, Any]:
-    trace, seed = await _trace(service, body, caller)
-    targets = _targets(body.targets, trace, service.checkpoint)
-    found = InputAttribution(targets=(), num_steps=body.n_steps)
-    if targets:
-        found = await _analyzed(service.client, AttributeInputs(trace=trace, targets=targets, num_steps=body.n_steps))
+    with _named_in_trace() if body.trace is not None else nullcontext():
+        trace, seed = await _trace(service, body, caller)
+        targets = _targets(body.targets, trace, service.checkpoint)
+        found = InputAttribution(targets=(), num_steps=body.n_steps)
+        if targets:
+            wanted = AttributeInputs(trace=trace, targets=targets, num_steps=body.n_steps)
+            found = await _analyzed(service.client, wanted)
     answer = {
         "object": "input_attribution",
         "model": service.checkpoint.model_id,
@@ -182,12 +186,8 @@ async def _output(source: AsyncGenerator[tuple[Event, ...], None]) -> Output:
     async with aclosing(source) as batches:
         async for events in batches:
             if isinstance(last := events[-1], Finished):
-                output = last.output
-                if output.finish_reason is FinishReason.ABORT:
-                    raise Aborted("the engine cancelled the request")
-                if output.finish_reason is FinishReason.ERROR:
-                    raise RequestFailed(output.error or "the engine gave the request up")
-                return output
+                require_text(last.output)
+                return last.output
     raise Aborted("the engine's events ended before the generation did")
 
 
@@ -200,14 +200,20 @@ def _named_within(field: str) -> Iterator[None]:
         known = to_api_error(error)
         # What the engine says of the trace is the caller's request.
         inner = (known.param or "").removeprefix("trace").lstrip(".")
-        raise ApiError(
-            known.status,
-            known.message,
-            code=known.code,
-            type=known.type,
-            param=f"{field}.{inner}" if inner else field,
-            retry_after_s=known.retry_after_s,
-        ) from error
+        raise known.with_param(f"{field}.{inner}" if inner else field) from error
+
+
+@contextmanager
+def _named_in_trace() -> Iterator[None]:
+    """Let errors name a part of a trace as such: the engine checks a trace as the request that it was made by."""
+    try:
+        yield
+    except _ERRORS as error:
+        known = to_api_error(error)
+        param = "prompt_token_ids" if known.param == "prompt" else known.param or ""
+        if re.split(r"[.\[]", param, maxsplit=1)[0] in _TRACE_FIELDS:
+            raise known.with_param(f"trace.{param}") from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)

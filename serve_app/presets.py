@@ -88,24 +88,27 @@ class PresetStore:
         """File -> (its identity, what it holds); None for a corrupt one, which is logged once."""
 
     def names(self) -> list[str]:
-        """Names that have a version, in order."""
-        return [name for name in self._folders() if self._numbers(name)]
+        """Names that have a version, in order. Raises ApiError where the folder cannot be read, as all that read do."""
+        with _storage_errors("read"):
+            return [name for name in self._folders() if self._numbers(name)]
 
     def versions(self, name: str) -> list[Preset]:
         """All versions of a name that can be read, the first one first."""
         if not _NAME.fullmatch(name):
             return []
-        found = (self._load(name, number) for number in self._numbers(name))
+        with _storage_errors("read"):
+            found = [self._load(name, number) for number in self._numbers(name)]
         return [preset for preset in found if preset is not None]
 
     def get(self, preset_id: str, *, param: str = "preset") -> Preset:
         """The version that `name@version` names, or the latest of `name`. Raises ApiError preset_not_found."""
         name, version = split_id(preset_id, param=param)
-        numbers = self._numbers(name)
-        for number in reversed(numbers) if version is None else [n for n in numbers if n == version]:
-            preset = self._load(name, number)
-            if preset is not None:
-                return preset
+        with _storage_errors("read"):
+            numbers = self._numbers(name)
+            for number in reversed(numbers) if version is None else [n for n in numbers if n == version]:
+                preset = self._load(name, number)
+                if preset is not None:
+                    return preset
         if version in numbers:
             message = f"preset {preset_id} cannot be read; the server's log says why"
         elif numbers:
@@ -128,7 +131,7 @@ class PresetStore:
             checkpoint=checkpoint,
             created=int(time.time()),
         )
-        with _storage_errors(), self._writing():
+        with _storage_errors("written"), self._writing():
             same = [preset for preset in self.versions(name) if preset.fingerprint == wanted.fingerprint]
             if same:
                 return same[0]
@@ -141,7 +144,7 @@ class PresetStore:
     def delete(self, preset_id: str, *, param: str = "preset") -> list[int]:
         """Delete `name@version`, or every version of `name`; returns the numbers. Raises ApiError preset_not_found."""
         name, version = split_id(preset_id, param=param)
-        with _storage_errors(), self._writing():
+        with _storage_errors("written"), self._writing():
             numbers = [number for number in self._numbers(name) if version in (None, number)]
             if not numbers:
                 message = f"there is no preset {preset_id} to delete"
@@ -263,12 +266,12 @@ def _parse(file: Path, name: str, number: int) -> Preset | None:
 
 
 @contextmanager
-def _storage_errors() -> Iterator[None]:
+def _storage_errors(deed: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        logger.exception("a preset could not be written")
-        message = f"presets cannot be written here ({error.strerror}); the server's log has the details"
+        logger.exception("a preset could not be %s", deed)
+        message = f"presets cannot be {deed} here ({error.strerror}); the server's log has the details"
         raise ApiError(503, message, code="presets_unavailable", type=SERVER_ERROR, retry_after_s=5) from error
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import httpx
 
 _CONNECT_TIMEOUT_S = 5.0
+_EXAMPLE = "http://127.0.0.1:8000"
 
 
 class ApiFailure(Exception):
@@ -23,7 +24,10 @@ class ApiClient:
         # An answer may take as long as it takes; a connection may not.
         timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self.base_url = base_url.rstrip("/")
-        self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=timeout)
+        try:
+            self._http = httpx.Client(base_url=self.base_url, headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise ApiFailure(f"{base_url!r} is no address of a server: {error}; one looks like {_EXAMPLE}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +61,8 @@ class ApiClient:
                     answer.read()
                     _read(answer)
                 for line in answer.iter_lines():
-                    data = line.removeprefix("data:").strip()
+                    # Proxies add comments, which begin with a colon, to keep a quiet connection open.
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
                         return
                     if data:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +27,8 @@ from .generating import chat, generate
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+BROKEN_PIPE = 141
+"""Exit status where the reader of the output has left, as `head` does; what SIGPIPE would make of it."""
 
 Command = Callable[[argparse.Namespace, ApiClient, Console], int]
 
@@ -35,21 +39,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if hasattr(options, "steer"):
         check_steer(parser, options)
-    console = Console()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a model writes need not be in the terminal's character set.
+        sys.stdout.reconfigure(errors="replace")
     try:
-        if options.command is None:
-            return check(options, console)
-        with _client(options) as client:
-            return _run(options.command, options, client, console)
+        status = _run(options, Console())
+        # Here, where it can still be told: at exit the interpreter would complain of a reader that has left.
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except UnicodeError as error:
+        return _fail(f"text that is not UTF-8 cannot be sent: {error}")
     except (ApiFailure, EngineError, OSError) as error:
-        Console(stderr=True).print(f"glassblock: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 1
+        return _fail(str(error))
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _run(command: Command, options: argparse.Namespace, client: ApiClient, console: Console) -> int:
-    return command(options, client, console)
+def _run(options: argparse.Namespace, console: Console) -> int:
+    if options.command is None:
+        return check(options, console)
+    with _client(options) as client:
+        command: Command = options.command
+        return command(options, client, console)
+
+
+def _fail(message: str) -> int:
+    Console(stderr=True).print(f"glassblock: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return 1
+
+
+def _discard_output() -> None:
+    """Let what is still buffered go nowhere, in place of an error at exit."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextmanager
@@ -59,15 +84,11 @@ def _client(options: argparse.Namespace) -> Iterator[ApiClient]:
         with ApiClient(options.server, api_key_from_environment()) as client:
             yield client
         return
-    status = Console(stderr=True)
-    with status.status("loading the model"):
-        server = local_server(options.local or None, engine=EngineConfig(device=options.device))
-        url = server.__enter__()
-    try:
-        with ApiClient(url) as client:
-            yield client
-    finally:
-        server.__exit__(None, None, None)
+    with ExitStack() as stack:
+        with Console(stderr=True).status("loading the model"):
+            server = local_server(options.local or None, engine=EngineConfig(device=options.device))
+            url = stack.enter_context(server)
+        yield stack.enter_context(ApiClient(url))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -130,9 +151,9 @@ def _part(
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return value
 
 

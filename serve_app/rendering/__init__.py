@@ -1,6 +1,6 @@
 """Engine events in; text, diffusion events and the parts of an answer out."""
 
-from .choice import Choice, DiffusionPiece, Piece, TextPiece
+from .choice import Choice, DiffusionPiece, Piece, TextPiece, require_text
 from .formats import AnswerFormat, ChatFormat, CompletionFormat
 from .parts import additions, usage
 
@@ -13,5 +13,6 @@ __all__ = [
     "Piece",
     "TextPiece",
     "additions",
+    "require_text",
     "usage",
 ]

@@ -51,6 +51,14 @@ class DiffusionPiece:
 Piece = TextPiece | DiffusionPiece
 
 
+def require_text(output: Output) -> None:
+    """Raise Aborted or RequestFailed if the engine gave the request up."""
+    if output.finish_reason is FinishReason.ABORT:
+        raise Aborted("the engine cancelled the request")
+    if output.finish_reason is FinishReason.ERROR:
+        raise RequestFailed(output.error or "the engine gave the request up")
+
+
 class Choice:
     """The generation of one choice."""
 
@@ -239,10 +247,7 @@ class Choice:
         return text
 
     def _finish(self, output: Output) -> None:
-        if output.finish_reason is FinishReason.ABORT:
-            raise Aborted("the engine cancelled the request")
-        if output.finish_reason is FinishReason.ERROR:
-            raise RequestFailed(output.error or "the engine gave the request up")
+        require_text(output)
         assert list(output.token_ids) == self.token_ids, "streamed tokens differ from the final ones"
         self._output = output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..errors import UNSUPPORTED_FIELD
@@ -66,7 +66,7 @@ class Message(Object):
     """Who speaks; `developer` is `system` by another name."""
     content: Annotated[list[TextPart], BeforeValidator(_check_content), WithJsonSchema(_CONTENT_SCHEMA)]
     """A string, or a list of text parts, which are joined by line ends. Never searched for special tokens."""
-    name: str | None = None
+    name: Annotated[str, AfterValidator(check_text)] | None = None
     """Handed to the template; most ignore it."""
     tool_calls: Annotated[list[Any], Unsupported([])] = []
     function_call: Annotated[None, Unsupported()] = None

@@ -11,6 +11,7 @@ from engine import (
     Engine,
     EngineConfig,
     GenerateRequest,
+    InvalidValue,
     SamplingParams,
     SteeringParams,
     Unsupported,
@@ -69,6 +70,13 @@ def test_what_a_checkpoint_cannot_do_is_refused_by_name(make_engine, recipe, ask
     assert caught.value.param == f"steering.{param}"
     assert all(part in str(caught.value) for part in parts), str(caught.value)
     assert not engine.has_work
+
+
+def test_a_concept_is_set_once_in_each_head():
+    """Equal ids of two heads are two concepts."""
+    steering((3, "known", 1.0), (3, "discovered", 1.0))
+    with pytest.raises(InvalidValue, match="discovered concept 3 twice"):
+        steering((3, "known", 1.0), (3, "discovered", 1.0), (3, "discovered", 0.0))
 
 
 @pytest.mark.parametrize(

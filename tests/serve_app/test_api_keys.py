@@ -129,6 +129,12 @@ def test_a_changed_file_is_read_again_within_a_second(file):
     assert not keys.has(b"sk-new"), "an empty file takes all keys back"
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(file):
+    """Some editors write one: it became a part of the first key, which then opened nothing."""
+    file.write_text("sk-marked\n", encoding="utf-8-sig")
+    assert ApiKeys(ApiKeySettings(file=str(file))).has(b"sk-marked")
+
+
 def test_a_file_that_cannot_be_read_leaves_the_keys_as_they_were(file):
     clock = Clock()
     keys = ApiKeys(ApiKeySettings(file=str(file)), clock=clock)

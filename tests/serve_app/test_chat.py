@@ -78,6 +78,16 @@ async def test_a_final_message_can_be_continued(server, served):
     assert one.engine.requests[0].prompt_token_ids[-1] != served.config.eot_id
 
 
+@pytest.mark.parametrize("path", [CHAT, "/tokenize", "/v1/concepts/inspect"])
+async def test_a_name_that_no_encoding_can_carry_is_refused(server, path):
+    """Contents were checked and names were not: a template that shows names made the tokenizer fail with a 500."""
+    field = "input" if path.endswith("inspect") else "messages"
+    answer = await server().post({field: [{**MESSAGES[0], "name": "a\ud800"}]}, path)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"{field}[0].name"
+    assert "surrogate" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "limit", [{"max_tokens": 7}, {"max_completion_tokens": 7}, {"max_tokens": 7, "max_completion_tokens": 7}]
 )

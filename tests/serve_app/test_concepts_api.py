@@ -86,6 +86,15 @@ async def test_what_cannot_be_inspected_is_refused_by_name_before_any_work(serve
     assert not target.engine.analyses
 
 
+async def test_messages_that_cannot_be_encoded_are_refused_as_the_input_that_they_are(server):
+    """The error named `messages`, a field that this body has not."""
+    target = server()
+    target.without_chat_template()
+    response = await target.post({"input": [{"role": "user", "content": "sing"}]}, PATH)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "chat_template_missing", "input")
+
+
 async def test_the_largest_top_k_and_none_are_taken(server):
     for top_k in (0, 1024):
         assert (await server().post({"input": "a", "top_k": top_k}, PATH)).status_code == 200

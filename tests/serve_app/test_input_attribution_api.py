@@ -202,6 +202,27 @@ async def test_a_trace_that_the_model_cannot_have_left_is_refused(api, served):
         assert "never chosen" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "param"),
+    [
+        (("prompt_token_ids", 0), -1, "trace.prompt_token_ids"),
+        (("stop_token_ids",), [10**30], "trace.stop_token_ids"),
+        (("steering", "interventions", 0, "layer"), 99, "trace.steering.interventions[0].layer"),
+        (("steering", "interventions", 0, "concept_ids"), [10**6], "trace.steering.interventions[0].concept_ids"),
+    ],
+)
+async def test_what_is_wrong_in_a_trace_is_named_as_a_part_of_it(api, path, value, param):
+    """The engine checks a trace as the request behind it, and errors named fields that the body does not have."""
+    steering = {"interventions": [{"concepts": [2], "strength": 2.0}]}
+    trace = (await api.explain(request={**ASKED, "steering": steering}, targets=[0]))["trace"]
+    part = trace
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    for route in (INPUT, REPLAY):
+        assert (await api.refusal(route, {"trace": trace}))["param"] == param
+
+
 async def test_what_the_engine_never_explains_is_refused_before_anything_is_generated(server):
     fake = server()
 

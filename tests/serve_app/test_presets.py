@@ -195,6 +195,16 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     assert code_of(lambda: kept.add("a", "", STEERING, "c")) == "presets_unavailable"
 
 
+def test_a_folder_that_cannot_be_read_is_told(tmp_path):
+    """Writing told of it and reading did not: a request that names a preset, or a listing, was answered 500."""
+    (tmp_path / "file").write_text("")
+    assert code_of(PresetStore(tmp_path / "file").names) == "presets_unavailable"
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "1.json").symlink_to("1.json")
+    for read in (PresetStore(tmp_path).get, PresetStore(tmp_path).versions):
+        assert code_of(lambda read=read: read("loop")) == "presets_unavailable"
+
+
 NUM_ROUNDS = 10
 
 

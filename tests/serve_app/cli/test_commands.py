@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from serve_app.cli.main import main
+from serve_app.cli.api_client import ApiClient
+from serve_app.cli.main import BROKEN_PIPE, main
 from serve_app.config import DEMO_CHECKPOINT
 from serve_app.local import local_server
 
@@ -89,6 +94,53 @@ def test_no_server_is_said_with_the_way_out(capsys):
     status, _, said = run(capsys, "generate", "x", "--server", "http://127.0.0.1:9")
     assert status == 1
     assert "make serve" in said and "--local" in said
+
+
+def test_an_address_that_is_none_is_said(capsys):
+    """httpx's InvalidURL is none of its HTTPErrors: it came out as a traceback."""
+    status, _, said = run(capsys, "generate", "x", "--server", "http://[::1")
+    assert status == 1
+    assert "'http://[::1' is no address" in said and "http://127.0.0.1:8000" in said
+
+
+def test_a_prompt_that_is_not_utf_8_is_refused_with_a_sentence(capsys):
+    """Python turns such bytes of a command line into surrogates, and encoding the body failed with a traceback."""
+    status, text, said = run(capsys, "generate", "a\udcff", "--server", "http://127.0.0.1:9")
+    assert (status, text) == (1, "")
+    assert "not UTF-8" in said
+
+
+def test_a_terminal_without_a_character_shows_another(tmp_path: Path):
+    """A model's first accent ended `generate` with a UnicodeEncodeError where the terminal is no UTF-8 one."""
+    ended = _process(["check", str(tmp_path / "\u00fc")], PYTHONIOENCODING="ascii")
+    text, said = ended.communicate()
+    assert (ended.returncode, said) == (1, b"")
+    assert b"no config.json" in text
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_word():
+    """`glassblock ... | head -1` said `[Errno 32] Broken pipe`, as if something had failed."""
+    ended = _process(["check", "--json", str(DEMO_CHECKPOINT)])
+    assert ended.stdout is not None and ended.stderr is not None
+    ended.stdout.close()
+    assert ended.stderr.read() == b""
+    assert ended.wait() == BROKEN_PIPE
+
+
+def _process(arguments: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "serve_app.cli.main", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment}, cwd=Path.cwd()
+    )
+
+
+def test_comments_within_a_stream_are_passed_over(monkeypatch):
+    """Proxies keep quiet streams open with lines that begin with a colon; such a line was taken for JSON."""
+    lines = b': keep-alive\n\nevent: chunk\ndata: {"choices": []}\n\n: \n\ndata: [DONE]\n\n'
+    client = ApiClient("http://test")
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=lines))
+    monkeypatch.setattr(client, "_http", httpx.Client(base_url="http://test", transport=transport))
+    assert list(client.stream("/v1/completions", {})) == [{"choices": []}]
 
 
 @pytest.mark.parametrize("arguments", [["--steer", "food"], ["--steer", "=4"], ["--steer", "food=much"]])
