@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 DEFAULT_SUPPRESSION = 20.0
@@ -13,11 +14,11 @@ def add_generating_options(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most (128)")
     sampling.add_argument("--seed", type=int, help="same seed, same text; left out: drawn, and told at the end")
-    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    sampling.add_argument("--top-p", type=float, metavar="P", help="nucleus mass")
+    sampling.add_argument("--temperature", type=finite, metavar="T", help="0 is greedy")
+    sampling.add_argument("--top-p", type=finite, metavar="P", help="nucleus mass")
     sampling.add_argument("--policy", help="confidence, threshold, factor, entropy_bound or lossless")
     sampling.add_argument("--tokens-per-step", type=int, metavar="K", help="tokens committed in a pass at most")
-    sampling.add_argument("--guidance", type=float, metavar="SCALE", help="classifier-free guidance; 0 is off")
+    sampling.add_argument("--guidance", type=finite, metavar="SCALE", help="classifier-free guidance; 0 is off")
     steering = parser.add_argument_group("steering")
     steering.add_argument(
         "--steer",
@@ -43,6 +44,14 @@ def add_generating_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--json", action="store_true", help="print the server's answer and nothing else")
 
 
+def finite(text: str) -> float:
+    """A number that JSON can hold."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is no finite number")
+    return value
+
+
 def weighted(text: str) -> tuple[str | int, float | None]:
     """`food=8` -> ("food", 8.0); `food` -> ("food", None); a whole number names a concept by its id."""
     name, equals, number = text.rpartition("=")
@@ -50,7 +59,7 @@ def weighted(text: str) -> tuple[str | int, float | None]:
         name, number = text, ""
     name = name.strip()
     try:
-        strength = float(number) if equals else None
+        strength = finite(number) if equals else None
     except ValueError:
         raise argparse.ArgumentTypeError(f"{number!r} in {text!r} is no number; say CONCEPT=STRENGTH") from None
     if not name:

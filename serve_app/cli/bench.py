@@ -57,15 +57,19 @@ def bench(options: argparse.Namespace, client: ApiClient, console: Console) -> i
     started = time.monotonic()
     with Progress(console=console, transient=True, disable=options.json) as progress:
         task = progress.add_task(f"{options.clients} clients", total=options.requests)
-        with ThreadPoolExecutor(options.clients) as pool:
+        pool = ThreadPoolExecutor(options.clients)
+        try:
             # A seed each: the same text again would come from the prefix cache.
             bodies = [{**shared, "seed": (options.seed or 0) + number} for number in range(options.requests)]
-            for done in as_completed(pool.submit(_ask, client, body) for body in bodies):
+            for done in as_completed([pool.submit(_ask, client, body) for body in bodies]):
                 progress.advance(task)
                 try:
                     samples.append(done.result())
                 except ApiFailure as failure:
                     failures.append(str(failure))
+        finally:
+            # After Ctrl-C the requests that wait are not to be sent, nor those under way waited for.
+            pool.shutdown(wait=False, cancel_futures=True)
     result = summarise(samples, len(failures), options.clients, time.monotonic() - started)
     if options.json:
         print(json.dumps(asdict(result)))

@@ -101,7 +101,9 @@ def summary(generation: Generation) -> str:
     ]
     for item in generation.additions.get("steering", {}).get("resolved", ()):
         names = " + ".join(str(concept["name"] or concept["id"]) for concept in item["concepts"])
-        words.append(f"steered by {names}, alpha {item['alpha']:.2f} from layer {item['layer']}, {item['schedule']}")
+        words.append(
+            f"steered by {names}, alpha {_logits(item['alpha'])} from layer {item['layer']}, {item['schedule']}"
+        )
     return "; ".join(words)
 
 

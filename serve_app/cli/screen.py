@@ -100,5 +100,5 @@ def concept_table(generation: Generation) -> Table:
     for (name, head), total in ranked:
         bar = "\u2588" * max(1, round(_BAR_WIDTH * abs(total) / largest))
         style = HEAD_STYLES[head]
-        table.add_row(Text(HEAD_MARKS[head], style=style), safe(name), f"{total:+.1f}", Text(bar, style=style))
+        table.add_row(Text(HEAD_MARKS[head], style=style), Text(safe(name)), f"{total:+.1f}", Text(bar, style=style))
     return table

@@ -21,6 +21,8 @@ MAX_PRIORITY = 1_000_000
 MAX_POLICY_PARAMETER = 1e6
 """Beyond what any block can reach."""
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1000
+"""Characters. Each choice searches for each of them, with a table as long as the string."""
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 MAX_TOP_LOGPROBS = 20
@@ -92,10 +94,15 @@ def _check_stop(value: Any) -> Any:
         raise PydanticCustomError(
             "stop", "has {count} strings; at most {most}", {"count": len(strings), "most": MAX_STOP_STRINGS}
         )
+    longest = max(map(len, strings), default=0)
+    if longest > MAX_STOP_LENGTH:
+        raise PydanticCustomError(
+            "stop", "has a string of {length} characters; at most {most}", {"length": longest, "most": MAX_STOP_LENGTH}
+        )
     return [check_text(item) for item in strings]
 
 
-_STRING = {"type": "string", "minLength": 1}
+_STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _STOP_SCHEMA = {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": MAX_STOP_STRINGS}]}
 
 
@@ -123,7 +130,8 @@ class GenerateFields(Object):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_check_logit_bias)] = {}
     """Token id -> what is added to its logit, from -100 to 100."""
     stop: Annotated[list[str], BeforeValidator(_check_stop), WithJsonSchema(_STOP_SCHEMA)] = []
-    """A string or up to 16: the text ends before the first that it spells, and generation with it."""
+    """A string or up to 16, of at most 1000 characters: the text ends before the first that it spells, and generation
+    with it."""
     include_stop_str_in_output: bool = False
     """Let the text end after the stop string."""
     stop_token_ids: list[int] = []

@@ -139,3 +139,13 @@ async def test_many_clients_with_stop_strings_leave_nothing_running(server):
     responses = await asyncio.gather(*(one.post(body) for body in bodies))
     assert all(response.status_code == 200 for response in responses)
     assert not one.engine.running
+
+
+@pytest.mark.parametrize(("length", "status"), [(1000, 200), (1001, 400)])
+async def test_a_long_stop_string_is_refused_before_each_choice_pays_for_it(server, length, status):
+    """Each choice makes a table as long as the string: one of 2 MB with `n` 8 held up all other requests for 3 s."""
+    response = await server().post({"prompt": "a", "max_tokens": 2, "n": 2, "stop": ["b", "a" * length]})
+    assert response.status_code == status
+    if status == 400:
+        error = response.json()["error"]
+        assert (error["param"], error["message"]) == ("stop", "stop: has a string of 1001 characters; at most 1000")

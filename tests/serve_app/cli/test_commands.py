@@ -7,15 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from serve_app.cli.api_client import ApiClient
-from serve_app.cli.main import BROKEN_PIPE, main
+from serve_app.cli.bench import bench
+from serve_app.cli.main import BROKEN_PIPE, main, make_parser
 from serve_app.config import DEMO_CHECKPOINT
 from serve_app.local import local_server
 
@@ -82,6 +85,36 @@ def test_bench_counts_what_was_asked_for(server, capsys):
     assert (result["requests"], result["failed"]) == (4, 0)
     assert result["tokens_per_s"] * result["seconds"] == pytest.approx(24)
     assert result["first_text_p50_s"] <= result["request_p50_s"]
+
+
+def test_an_interrupted_bench_sends_nothing_more():
+    """After Ctrl-C the pool of threads still sent every request that waited before the command ended."""
+    asked, is_over = [], threading.Event()
+
+    class Interrupted:
+        def stream(self, path, body):
+            asked.append(body["seed"])
+            if len(asked) == 1:
+                raise KeyboardInterrupt
+            is_over.wait(0.5)
+            yield from ()
+
+    options = make_parser().parse_args(["bench", "--clients", "1", "--requests", "9", "--json"])
+    with pytest.raises(KeyboardInterrupt):
+        bench(options, Interrupted(), Console())
+    is_over.set()
+    assert len(asked) <= 2, "the one that was under way, and no other"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--temperature", "nan"], ["--top-p", "inf"], ["--guidance", "-inf"], ["--steer", "food=nan"]]
+)
+def test_what_json_has_no_number_for_is_a_usage_error(arguments, capsys):
+    """`float` takes nan and inf, and encoding the body failed with a traceback."""
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "x", *arguments])
+    assert ended.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
 
 
 def test_an_error_of_the_server_is_said_with_its_code_and_ends_with_1(server, capsys):

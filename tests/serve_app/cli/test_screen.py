@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from serve_app.cli.generating import summary
 from serve_app.cli.generation import Generation
 from serve_app.cli.screen import draw
 
@@ -63,6 +64,21 @@ def test_what_a_model_writes_cannot_steer_the_terminal():
     generation.take(step((0, "\x1b[2J", 0.9), (1, "\r", 0.9)))
     generation.take({"choices": [{"text": "\x1b]0;title\x07", "finish_reason": None}]})
     assert "\x1b" not in picture(generation) and "\r" not in picture(generation)
+
+
+def test_a_concept_s_name_is_no_markup():
+    """rich read names in the table as its own markup: `[/b]` in one ended the command, and `[b]` was not shown."""
+    generation = begun()
+    generation.concept_totals["[b]x[/c]", "known"] = 2.0
+    assert "[b]x[/c]" in picture(generation)
+
+
+def test_a_strength_without_a_number_is_summed_up_all_the_same():
+    """An answer's alpha may be null, and formatting it ended the command after all of the text was there."""
+    generation = Generation()
+    item = {"concepts": [{"id": 5, "name": None}], "alpha": None, "layer": 2, "schedule": "fixed"}
+    generation.take({"choices": [], "steering": {"resolved": [item]}})
+    assert "steered by 5, alpha - from layer 2" in summary(generation)
 
 
 def test_a_chat_stream_is_read_like_a_completion():
