@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,10 @@ class ConceptCatalogue:
     def _by_label(self, label: str, param: str) -> Concept:
         found = [self._by_id[i] for i in self._by_name.get(label.casefold(), ())]
         if not found:
-            similar = self.search(label, steerable=True)[:5] if _WORD.search(label) else ()
+            similar = self.search(label, steerable=True)[:5] if _WORD.search(label) else []
+            if not similar:
+                alike = get_close_matches(label.casefold(), self._by_name, n=3)
+                similar = [i for name in alike for i in self._by_name[name]]
             near = [f"{i} {self._by_id[i].name!r}" for i in similar]
             hint = f"; similar are {', '.join(near)}" if near else "; search with /v1/concepts?query="
             raise ApiError(400, f"no concept is called {label!r}{hint}", code="concept_not_found", param=param)

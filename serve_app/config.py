@@ -1,4 +1,5 @@
-"""Settings of the application: what `args` of a deploy file may say. The only reader of the environment.
+"""Settings of the application: what `args` of a deploy file may say. Reads the environment, as only `client_key` does
+beside it.
 
 Ray Serve ignores fields it does not know; here an unknown one is an error that names it.
 """
@@ -307,11 +308,6 @@ def keys_in_environment(settings: ApiKeySettings) -> str:
     if settings.environment not in os.environ:
         raise ValueError(f"api_keys names the environment variable {settings.environment}, which is not set here")
     return os.environ[settings.environment]
-
-
-def api_key_from_environment() -> str | None:
-    """The key that clients of ours send, if there is one: the value of GLASSBLOCK_API_KEY."""
-    return os.environ.get("GLASSBLOCK_API_KEY") or None
 
 
 def local_cluster_environment(marker: str) -> dict[str, str]:

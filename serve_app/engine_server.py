@@ -41,7 +41,7 @@ from .replica_choice import ReplicaChoice, publish_clock
 from .replica_reports import Reporter, make_report
 from .routing.messages import Lease, ReplicaReport, RouteRequest
 from .routing.ranking import clock_of
-from .streaming import coalesce
+from .streaming import coalesce, without_commits
 from .telemetry import ServeRecorder, show_engine_log
 from .tracing import TraceContext, make_tracer
 
@@ -121,7 +121,7 @@ class EngineServer:
         batches = with_engine_spans(batches, self._tracer, trace, request.request_id)
         async with aclosing(coalesce(batches, self._coalesce_interval_s)) as gathered:
             async for events in gathered:
-                yield tuple(_without_commits(event) for event in events)
+                yield without_commits(events)
 
     async def take(
         self,
@@ -275,8 +275,3 @@ def log_end(finished: Finished) -> None:
         output.num_prompt_tokens,
         f"; {output.error}" if output.error else "",
     )
-
-
-def _without_commits(event: Event) -> Event:
-    """Every commit has crossed in a Committed event; once is enough."""
-    return replace(event, output=replace(event.output, commits=())) if isinstance(event, Finished) else event

@@ -19,6 +19,8 @@ from starlette.responses import JSONResponse, Response
 from engine import (
     Aborted,
     AttributeInputs,
+    Commit,
+    Committed,
     Event,
     Finished,
     GenerateRequest,
@@ -182,12 +184,15 @@ async def _analyzed(client: EngineClient, analysis: AttributeInputs) -> InputAtt
 
 
 async def _output(source: AsyncGenerator[tuple[Event, ...], None]) -> Output:
-    """A generation's output, once it has ended. Raises Aborted or RequestFailed if it has failed."""
+    """A generation's output with its commits, once it has ended. Raises Aborted or RequestFailed if it has failed."""
+    commits: list[Commit] = []
     async with aclosing(source) as batches:
         async for events in batches:
+            # Finished has none: each has come with a Committed.
+            commits += (commit for event in events if isinstance(event, Committed) for commit in event.commits)
             if isinstance(last := events[-1], Finished):
                 require_text(last.output)
-                return last.output
+                return replace(last.output, commits=tuple(commits))
     raise Aborted("the engine's events ended before the generation did")
 
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import cast
 
@@ -23,6 +23,7 @@ from .errors import SERVER_ERROR, ApiError
 from .lease_messages import ServiceLoad, replica_load
 from .presets import PresetStore
 from .service import Service
+from .streaming import without_commits
 
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 10.0
@@ -34,11 +35,14 @@ class LocalEngineClient:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    def generate(
+    async def generate(
         self, request: GenerateRequest, caller: Caller | None = None
     ) -> AsyncGenerator[tuple[Event, ...], None]:
         """The request's events; there is no queue in which `caller` would matter."""
-        return cast(AsyncGenerator[tuple[Event, ...], None], self._engine.generate(request))
+        source = cast(AsyncGenerator[tuple[Event, ...], None], self._engine.generate(request))
+        async with aclosing(source) as batches:
+            async for events in batches:
+                yield without_commits(events)
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: Head) -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens that a concept most promotes."""

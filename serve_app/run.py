@@ -68,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         if failure is not None:
             print(f"\n{failure}", file=sys.stderr, flush=True)
             return 1
-        print(f'\nReady: {url}\nTry:   curl --json \'{{"prompt": "a small"}}\' {url}/v1/completions', flush=True)
+        body = '{"prompt": "a small", "max_tokens": 32}'
+        print(f"\nReady: {url}\nTry:   curl -s --json '{body}' {url}/v1/completions", flush=True)
         return process.wait()
     except _Stop:
         print("\nStopping", flush=True)
@@ -107,7 +108,10 @@ def check_port(config: dict[str, Any]) -> None:
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        message = f"http_options: {error.strerror}; end what listens there, or choose another port"
+        message = (
+            f"http_options: {error.strerror}; end what listens there, or copy the file, set another port there, "
+            "and run `.venv/bin/python -m serve_app.run` with the copy"
+        )
         raise ValueError(message) from error
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from engine import BlockFinished, Event, Finished
@@ -17,6 +18,14 @@ def sse(payload: dict[str, Any]) -> bytes:
     """One server-sent event. Raises ValueError for NaN and infinities, which JSON cannot hold."""
     return (
         b"data: " + json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    )
+
+
+def without_commits(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The same with nothing in Finished that Committed events have brought: every commit crosses once."""
+    return tuple(
+        replace(event, output=replace(event.output, commits=())) if isinstance(event, Finished) else event
+        for event in events
     )
 
 

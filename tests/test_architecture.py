@@ -45,6 +45,7 @@ LEVEL = {
     "serve_app": {
         "__init__": 0,
         "autoscaling": 0,
+        "client_key": 0,
         "error_codes": 0,
         "errors": 0,
         "metrics_table": 0,

@@ -12,15 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine import EngineConfig, EngineError
-
 from .. import __version__
-from ..config import api_key_from_environment
-from ..local import local_server
+from ..client_key import api_key_from_environment
 from .api_client import ApiClient, ApiFailure
 from .asking import add_generating_options, check_steer
 from .bench import bench
-from .check import check
 from .concepts import concepts
 from .generating import chat, generate
 
@@ -52,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except UnicodeError as error:
         return _fail(f"text that is not UTF-8 cannot be sent: {error}")
-    except (ApiFailure, EngineError, OSError) as error:
+    except (ApiFailure, OSError) as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -60,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, console: Console) -> int:
     if options.command is None:
+        # Here: torch takes seconds to import, and whoever asks a server needs none of it.
+        from .check import check  # noqa: PLC0415
+
         return check(options, console)
     with _client(options) as client:
         command: Command = options.command
@@ -80,14 +79,16 @@ def _discard_output() -> None:
 @contextmanager
 def _client(options: argparse.Namespace) -> Iterator[ApiClient]:
     """A client of the server that was named, or of one made here for as long as the command runs."""
-    if options.local is None:
+    if not (options.local or options.model):
         with ApiClient(options.server, api_key_from_environment()) as client:
             yield client
         return
     with ExitStack() as stack:
         with Console(stderr=True).status("loading the model"):
-            server = local_server(options.local or None, engine=EngineConfig(device=options.device))
-            url = stack.enter_context(server)
+            # Here for the same reason.
+            from .in_process import served_here  # noqa: PLC0415
+
+            url = stack.enter_context(served_here(options.model, options.device))
         yield stack.enter_context(ApiClient(url))
 
 
@@ -139,14 +140,9 @@ def _part(
     part.set_defaults(command=command)
     target = part.add_argument_group("what to talk to").add_mutually_exclusive_group()
     target.add_argument("--server", default=DEFAULT_SERVER, metavar="URL", help=f"a running server ({DEFAULT_SERVER})")
-    target.add_argument(
-        "--local",
-        nargs="?",
-        const="",
-        metavar="MODEL",
-        help="no server: run a checkpoint's folder or hub id in this process; without a value, the demo model",
-    )
-    part.add_argument("--device", default="auto", help="for --local: auto, cpu or cuda (auto)")
+    target.add_argument("--local", action="store_true", help="no server: run the demo model in this process")
+    target.add_argument("--model", metavar="MODEL", help="no server: run this checkpoint's folder or hub id here")
+    part.add_argument("--device", default="auto", help="for --local and --model: auto, cpu or cuda (auto)")
     return part
 
 

@@ -56,8 +56,10 @@ class StrictObject(Object):
 class Unsupported:
     """Refuses every value except those that ask for nothing, and says so in the schema."""
 
-    def __init__(self, *neutral: object) -> None:
+    def __init__(self, *neutral: object, instead: str = "leave it out") -> None:
+        """`instead` says what to do."""
         self._neutral = neutral
+        self._instead = instead
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._check, handler(source))
@@ -69,7 +71,9 @@ class Unsupported:
         # `True == 1` in Python, yet in JSON they ask for different things.
         if any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in self._neutral):
             return value
-        raise PydanticCustomError(UNSUPPORTED_FIELD, "this field is not supported; leave it out")
+        raise PydanticCustomError(
+            UNSUPPORTED_FIELD, "this field is not supported; {instead}", {"instead": self._instead}
+        )
 
 
 def is_int(value: object) -> bool:

@@ -100,7 +100,7 @@ class ChatRequest(GenerateFields):
     """Go on with the last message in place of beginning a new one; needs `add_generation_prompt: false`."""
 
     echo: Annotated[bool, Unsupported(False)] = False
-    prompt: Annotated[None, Unsupported()] = None
+    prompt: Annotated[None, Unsupported(instead="send `messages`, or send it to /v1/completions")] = None
     chat_template: Annotated[None, Unsupported()] = None
     chat_template_kwargs: Annotated[dict[str, Any], Unsupported({})] = {}
     documents: Annotated[list[Any], Unsupported([])] = []

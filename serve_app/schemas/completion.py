@@ -53,7 +53,7 @@ class CompletionRequest(GenerateFields):
 
     suffix: Annotated[str, Unsupported("")] = ""
     top_logprobs: Annotated[None, Unsupported()] = None
-    messages: Annotated[None, Unsupported()] = None
+    messages: Annotated[None, Unsupported(instead="send them to /v1/chat/completions")] = None
 
     @model_validator(mode="after")
     def _check_scoring(self) -> CompletionRequest:

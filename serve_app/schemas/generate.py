@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from engine import Policy
@@ -106,6 +114,17 @@ _STRING = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _STOP_SCHEMA = {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": MAX_STOP_STRINGS}]}
 
 
+MISPLACED = {
+    **dict.fromkeys(("policy", "tokens_per_step", "threshold", "factor", "entropy_bound"), "diffusion"),
+    **dict.fromkeys(("entropy_sampling", "cfg_scale"), "diffusion"),
+    **dict.fromkeys(("concepts", "strength", "interventions", "suppress", "overrides", "preset"), "steering"),
+    **dict.fromkeys(("include_usage", "include_diffusion"), "stream_options"),
+}
+"""Fields of our own objects, which at the top level would be ignored as any unknown field is."""
+RENAMED = {"max_new_tokens": "max_tokens", "stop_tokens": "stop_token_ids", "steer": "steering"}
+"""What the reference package and hasty hands call fields of ours."""
+
+
 class GenerateFields(Object):
     """What /v1/completions and /v1/chat/completions both take."""
 
@@ -150,7 +169,7 @@ class GenerateFields(Object):
     """Only with `stream: true`."""
     steering: SteeringSpec | None = None
     """Which concepts to steer by."""
-    attribution: AttributionSpec = AttributionSpec()
+    attribution: AttributionSpec = AttributionSpec(level="off")
     """Which concepts to return with the text."""
     diffusion: DiffusionSpec = DiffusionSpec()
     """How the blocks of the text are filled, and how their tokens are drawn."""
@@ -174,6 +193,19 @@ class GenerateFields(Object):
     guided_regex: Annotated[None, Unsupported()] = None
     guided_choice: Annotated[None, Unsupported()] = None
     guided_grammar: Annotated[None, Unsupported()] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_misplaced(cls, data: Any) -> Any:
+        for key in data if isinstance(data, Mapping) else ():
+            if data[key] is None or not isinstance(key, str):
+                continue
+            if key in MISPLACED:
+                place = f"{MISPLACED[key]}.{key}"
+                raise PydanticCustomError("misplaced", "belongs into {place}", {"field": key, "place": repr(place)})
+            if key in RENAMED:
+                raise PydanticCustomError("misplaced", "is {name} here", {"field": key, "name": repr(RENAMED[key])})
+        return data
 
     @field_validator("best_of")
     @classmethod

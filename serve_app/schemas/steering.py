@@ -128,8 +128,8 @@ class SteeringSpec(StrictObject):
 class AttributionSpec(StrictObject):
     """Asks which concepts are behind the text."""
 
-    level: Literal["off", "token", "chunk", "both"] = "off"
-    """A chunk is the text between two end-of-chunk tokens."""
+    level: Literal["off", "token", "chunk", "both"] = "token"
+    """A chunk is the text between two end-of-chunk tokens. A request without `attribution` has none."""
     top_k: int = Field(default=8, ge=0)
     """Concepts returned for each token and head, and for each chunk. Totals cover all active ones."""
     heads: Annotated[list[Head], Field(min_length=1)] = ["known", "discovered"]

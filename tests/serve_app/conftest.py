@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from serve_app.config import Limits
 from serve_app.lease_messages import ServiceLoad, replica_load
 from serve_app.presets import PresetStore
 from serve_app.service import Service
+from serve_app.streaming import without_commits
 from serve_app.translation import Checkpoint
 from tests.checkpoints import Recipe
 from tests.fakes import FakeEngine
@@ -102,7 +103,14 @@ class DirectClient:
         self, request: GenerateRequest, caller: Caller | None = None
     ) -> AsyncGenerator[tuple[Event, ...], None]:
         self.callers.append(caller)
-        return cast(AsyncGenerator[tuple[Event, ...], None], self.engine.generate(request))
+        return self._events(request)
+
+    async def _events(self, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
+        source = cast(AsyncGenerator[tuple[Event, ...], None], self.engine.generate(request))
+        async with aclosing(source) as batches:
+            async for events in batches:
+                # As a replica sends them.
+                yield without_commits(events)
 
     async def concept_top_tokens(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
         return await self.engine.concept_top_tokens(concept_id, k, head=head)

@@ -352,3 +352,27 @@ def test_any_json_value_in_any_field_is_served_or_refused_by_name(server, field,
     if response.status_code != 200:
         # A bound may join two fields, as min_tokens and max_tokens.
         assert (response.json()["error"]["param"] or "").startswith((field, "max_tokens")), response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"cfg_scale": 1}, "cfg_scale", "belongs into 'diffusion.cfg_scale'"),
+        ({"tokens_per_step": 4}, "tokens_per_step", "belongs into 'diffusion.tokens_per_step'"),
+        ({"concepts": ["a"], "strength": 3}, "concepts", "belongs into 'steering.concepts'"),
+        ({"max_new_tokens": 8}, "max_new_tokens", "is 'max_tokens' here"),
+        ({"steer": {"a": 3}}, "steer", "is 'steering' here"),
+    ],
+)
+async def test_our_fields_in_the_wrong_place_are_refused_with_the_right_one(server, fields, param, said):
+    """They were ignored, as unknown fields of ordinary clients are, and the text was simply not steered."""
+    response = await server().post({"prompt": "a", **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert said in error["message"]
+
+
+async def test_an_attribution_without_a_level_is_of_tokens(server):
+    answer = (await server().post({"prompt": "a", "max_tokens": 2, "attribution": {"top_k": 1}})).json()
+    assert len(answer["attribution"][0]["tokens"]) == 2
+    assert "attribution" not in (await server().post({"prompt": "a", "max_tokens": 2})).json()

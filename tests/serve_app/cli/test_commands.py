@@ -213,3 +213,25 @@ def test_check_names_what_is_wrong(fault, tmp_path: Path, capsys):
     status, printed, _ = run(capsys, "check", str(folder), "--values", "--json")
     assert status == 1
     assert expected in " ".join(text for _, is_good, text in json.loads(printed)["findings"] if not is_good)
+
+
+def test_asking_a_server_imports_neither_torch_nor_ray():
+    """The command took four seconds to say anything."""
+    code = "import sys, serve_app.cli.main; print([name for name in ('torch', 'ray', 'engine') if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_a_prompt_behind_local_is_a_prompt(capsys):
+    """`--local` once took the word behind it for a model."""
+    options = make_parser().parse_args(["generate", "--local", "an animal that"])
+    assert (options.prompt, options.local, options.model) == ("an animal that", True, None)
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["generate", "--local", "--server", "http://127.0.0.1:1", "x"])
+    capsys.readouterr()
+
+
+def test_a_model_that_is_nowhere_is_said_in_a_sentence(capsys, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    status, _, said = run(capsys, "generate", "x", "--model", str(tmp_path))
+    assert status == 1 and said.startswith("glassblock: ") and "Traceback" not in said
