@@ -290,7 +290,7 @@ def test_bad_input_is_refused_by_name_and_the_server_goes_on(url):
     for body, param in (
         ({"prompt": [mask]}, "prompt"),
         ({"prompt": "a", "max_tokens": 2000}, "max_tokens"),
-        ({"prompt": "a", "stop": ["x"]}, "stop"),
+        ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": "a", "steering": {"concepts": ["nobody"], "strength": 1}}, "steering.concepts[0]"),
         ({"prompt": "a", "steering": {"interventions": [{"concepts": [5], "strength": 1, "layer": 99}]}},
          "steering.interventions[0].layer"),
@@ -299,6 +299,19 @@ def test_bad_input_is_refused_by_name_and_the_server_goes_on(url):
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert httpx.get(f"{url}/ready", timeout=TIMEOUT_S).status_code == 200
     assert complete(url, max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_analyses_reach_the_engine_through_a_replica(url):
+    """A replica's last event holds no commits: input attribution once explained nothing, though not in process."""
+    request = {"prompt": "a plant with", "max_tokens": 3, "seed": 1}
+    body = {"request": request, "n_steps": 8, "targets": [0, 2]}
+    explained = httpx.post(f"{url}/v1/attributions/input", json=body, timeout=TIMEOUT_S).json()
+    assert [target["position"] for target in explained["targets"]] == [0, 2]
+    replayed = httpx.post(f"{url}/v1/traces/replay", json={"trace": explained["trace"]}, timeout=TIMEOUT_S).json()
+    assert len(replayed["commits"]) == 3 and replayed["largest_difference"] < 1e-3
+    body = {"input": ["a plant", "an animal"], "embedding_type": "known"}
+    embedded = httpx.post(f"{url}/v1/embeddings", json=body, timeout=TIMEOUT_S).json()
+    assert len({len(item["embedding"]) for item in embedded["data"]}) == 1 and len(embedded["data"]) == 2
 
 
 def test_a_literal_mask_token_in_a_prompt_is_ordinary_text(url):
