@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import httpx
 
+from ..client_key import KEY_VARIABLE
+
 _CONNECT_TIMEOUT_S = 5.0
 _EXAMPLE = "http://127.0.0.1:8000"
 
@@ -39,14 +41,14 @@ class ApiClient:
         """The JSON of a GET. Raises ApiFailure."""
         wanted = {name: value for name, value in query.items() if value is not None}
         try:
-            return _read(self._http.get(path, params=wanted))
+            return read_answer(self._http.get(path, params=wanted))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON of a POST. Raises ApiFailure."""
         try:
-            return _read(self._http.post(path, json=body))
+            return read_answer(self._http.post(path, json=body))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -59,7 +61,7 @@ class ApiClient:
             with self._http.stream("POST", path, json={**body, "stream": True}) as answer:
                 if answer.status_code != httpx.codes.OK:
                     answer.read()
-                    _read(answer)
+                    read_answer(answer)
                 for line in answer.iter_lines():
                     # Proxies add comments, which begin with a colon, to keep a quiet connection open.
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
@@ -80,7 +82,8 @@ class ApiClient:
         return ApiFailure(f"the connection to {self.base_url} broke: {error!r}")
 
 
-def _read(answer: httpx.Response) -> dict[str, Any]:
+def read_answer(answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer. Raises ApiFailure for one that is an error, or no JSON."""
     try:
         content = answer.json()
     except ValueError:
@@ -100,4 +103,6 @@ def _checked(content: dict[str, Any], answer: httpx.Response | None = None) -> d
         details += [
             f"{name} {answer.headers[name]}" for name in ("x-request-id", "retry-after") if name in answer.headers
         ]
-    raise ApiFailure(f"{error.get('message')} ({', '.join(details)})")
+    wants_key = error.get("code") == "invalid_api_key"
+    hint = f"; this command sends the key that {KEY_VARIABLE} holds" if wants_key else ""
+    raise ApiFailure(f"{error.get('message')}{hint} ({', '.join(details)})")

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from serve_app.cli.api_client import ApiClient
+from serve_app.cli.api_client import ApiClient, ApiFailure, read_answer
 from serve_app.cli.bench import bench
 from serve_app.cli.main import BROKEN_PIPE, main, make_parser
 from serve_app.config import DEMO_CHECKPOINT
@@ -235,3 +235,9 @@ def test_a_model_that_is_nowhere_is_said_in_a_sentence(capsys, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     status, _, said = run(capsys, "generate", "x", "--model", str(tmp_path))
     assert status == 1 and said.startswith("glassblock: ") and "Traceback" not in said
+
+
+def test_a_server_that_wants_a_key_is_told_where_the_command_takes_it_from():
+    answer = {"error": {"message": "no key", "code": "invalid_api_key"}}
+    with pytest.raises(ApiFailure, match="GLASSBLOCK_API_KEY"):
+        read_answer(httpx.Response(401, json=answer, request=httpx.Request("GET", "http://server")))
