@@ -142,8 +142,8 @@ def _digest(*files: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """uv's settings: only interpreters that are here, and links to its cache where the disk allows them."""
-    return {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    """uv's settings: only interpreters that are here, and the certificates that pip trusts on this machine too."""
+    return {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "true"}
 
 
 def _run(command: list[str]) -> None:
