@@ -335,7 +335,9 @@ def _responses(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[int | st
     }
     description = "The text. An error after a stream began is its last event, and the connection is cut."
     # Of each event, as OpenAPI 3.2 describes a stream: beside a `schema` it would be of the whole stream.
-    events = {"type": "object", "properties": {"data": stream}, "required": ["data"]}
+    # The last one is no JSON.
+    data = {"anyOf": [{"const": "[DONE]"}, stream]}
+    events = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {
         200: {"model": answer, "description": description, "content": {"text/event-stream": {"itemSchema": events}}}
     }
