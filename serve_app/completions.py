@@ -52,7 +52,7 @@ class EngineClient(Protocol):
         """What replicas use now; raises ApiError 503 where nobody can tell."""
 
     async def check_ready(self) -> None:
-        """Raise ApiError 503 unless an engine answers."""
+        """Raise what becomes a 503 unless an engine answers: an ApiError, or the engine's own EngineStopped."""
 
 
 class Completion:

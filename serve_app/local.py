@@ -19,7 +19,6 @@ from .api import create_api
 from .checkpoint import describe, locate
 from .completions import Caller
 from .config import AppConfig, preset_folder
-from .errors import SERVER_ERROR, ApiError
 from .lease_messages import ServiceLoad, replica_load
 from .presets import PresetStore
 from .service import Service
@@ -61,11 +60,8 @@ class LocalEngineClient:
         return ServiceLoad(replicas=(replica_load(asdict(await self._engine.stats()), "local"),))
 
     async def check_ready(self) -> None:
-        """Raise ApiError 503 if the engine has stopped or hangs."""
-        try:
-            self._engine.check_health()
-        except Exception as error:
-            raise ApiError(503, str(error), code="engine_unavailable", type=SERVER_ERROR) from error
+        """Raise EngineStopped if the engine has stopped or hangs."""
+        self._engine.check_health()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from engine import EngineConfig, EngineError
 
@@ -14,12 +14,9 @@ from .api_client import ApiFailure
 @contextmanager
 def served_here(model: str | None, device: str) -> Iterator[str]:
     """Serve a checkpoint's folder or hub id, None the demo model; yields the URL. Raises ApiFailure if it cannot be."""
-    try:
-        server = local_server(model, engine=EngineConfig(device=device))
-        url = server.__enter__()
-    except EngineError as error:
-        raise ApiFailure(str(error)) from error
-    try:
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(local_server(model, engine=EngineConfig(device=device)))
+        except EngineError as error:
+            raise ApiFailure(str(error)) from error
         yield url
-    finally:
-        server.__exit__(None, None, None)

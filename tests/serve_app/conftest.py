@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pandas as pd
@@ -15,15 +15,14 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine import Analysis, AnalysisResult, Event, GenerateRequest, ModelConfig
+from engine import Event, GenerateRequest, ModelConfig
 from serve_app.api import create_api
 from serve_app.checkpoint import describe
 from serve_app.completions import Caller
 from serve_app.config import Limits
-from serve_app.lease_messages import ServiceLoad, replica_load
+from serve_app.local import LocalEngineClient
 from serve_app.presets import PresetStore
 from serve_app.service import Service
-from serve_app.streaming import without_commits
 from serve_app.translation import Checkpoint
 from tests.checkpoints import Recipe
 from tests.fakes import FakeEngine
@@ -92,10 +91,11 @@ def served(folder: Path) -> Checkpoint:
     return describe(folder, "tiny")
 
 
-class DirectClient:
-    """An EngineClient that calls an engine in the same process."""
+class DirectClient(LocalEngineClient):
+    """The client of an engine in the same process, which remembers who asked."""
 
     def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
         self.engine = engine
         self.callers: list[Caller | None] = []
 
@@ -103,29 +103,7 @@ class DirectClient:
         self, request: GenerateRequest, caller: Caller | None = None
     ) -> AsyncGenerator[tuple[Event, ...], None]:
         self.callers.append(caller)
-        return self._events(request)
-
-    async def _events(self, request: GenerateRequest) -> AsyncGenerator[tuple[Event, ...], None]:
-        source = cast(AsyncGenerator[tuple[Event, ...], None], self.engine.generate(request))
-        async with aclosing(source) as batches:
-            async for events in batches:
-                # As a replica sends them.
-                yield without_commits(events)
-
-    async def concept_top_tokens(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
-        return await self.engine.concept_top_tokens(concept_id, k, head=head)
-
-    async def concept_neighbors(self, concept_id: int, k: int, head: str) -> list[tuple[int, float]]:
-        return await self.engine.concept_neighbors(concept_id, k, head=head)
-
-    async def analyze(self, analysis: Analysis) -> AnalysisResult:
-        return await self.engine.analyze(analysis)
-
-    async def load(self) -> ServiceLoad:
-        return ServiceLoad(replicas=(replica_load(asdict(await self.engine.stats()), "fake"),))
-
-    async def check_ready(self) -> None:
-        self.engine.check_health()
+        return super().generate(request, caller)
 
 
 class Server:

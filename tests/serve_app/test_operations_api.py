@@ -77,7 +77,7 @@ async def test_load_tells_what_is_in_use(server):
     assert (busy["server_load"], busy["lanes_in_use"], busy["lanes"]) == (1, 1, 64)
     assert (idle["server_load"], idle["lanes_in_use"]) == (0, 0)
     assert busy["replicas"] == [
-        {"id": "fake", "lanes": 64, "lanes_in_use": 1, "pages": 64, "pages_free": 63, "num_waiting": 0}
+        {"id": "local", "lanes": 64, "lanes_in_use": 1, "pages": 64, "pages_free": 63, "num_waiting": 0}
     ]
     assert busy["is_complete"] and busy["num_queued"] == 0
 
