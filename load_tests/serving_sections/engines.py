@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,8 @@ from typing import Any, cast
 import torch
 
 from engine import (
+    Analysis,
+    AnalysisResult,
     AsyncEngine,
     BlockFinished,
     BlockStarted,
@@ -28,6 +31,7 @@ from engine import (
     Finished,
     FinishReason,
     GenerateRequest,
+    InvalidRequest,
     ModelConfig,
     Output,
     PrefixChanges,
@@ -155,6 +159,17 @@ class PacedEngine:
     def concept_top_tokens(self, concept_id: int, k: int, *, head: str) -> list[tuple[int, float]]:
         """None: it has no concepts."""
         return []
+
+    def concept_neighbors(self, concept_id: int, k: int, *, head: str) -> list[tuple[int, float]]:
+        """None: it has no concepts."""
+        return []
+
+    def begin_analysis(self, analysis: Analysis) -> Future[AnalysisResult]:
+        """Refused with InvalidRequest: there is nothing to analyze."""
+        raise InvalidRequest(f"an engine that only keeps time has no model for {type(analysis).__name__}")
+
+    def end_analyses(self, error: Exception) -> None:
+        """There are none."""
 
     def _advance(self, sequence: _Sequence, token_id: int, events: list[Event]) -> None:
         size, name = self.model_config.diff_block_size, sequence.request_id

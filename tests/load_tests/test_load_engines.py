@@ -11,6 +11,7 @@ from engine import (
     BlockFinished,
     BlockStarted,
     Committed,
+    EmbedTokens,
     EngineConfig,
     Finished,
     GenerateRequest,
@@ -96,6 +97,9 @@ def test_it_serves_through_the_real_async_engine_and_refuses_what_that_refuses(t
         assert len(events[-1].output.token_ids) == 5
         with pytest.raises(InvalidRequest):
             asyncio.run(serve(request(3, 5000)))
+        assert asyncio.run(engine.concept_top_tokens(0)) == asyncio.run(engine.concept_neighbors(0)) == []
+        with pytest.raises(InvalidRequest, match="EmbedTokens"):
+            asyncio.run(engine.analyze(EmbedTokens(token_ids=(1,))))
     finally:
         engine.stop()
 

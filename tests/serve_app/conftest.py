@@ -96,7 +96,6 @@ class DirectClient(LocalEngineClient):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self.engine = engine
         self.callers: list[Caller | None] = []
 
     def generate(
@@ -109,8 +108,15 @@ class DirectClient(LocalEngineClient):
 class Server:
     """The API on a FakeEngine, and a client to it."""
 
-    def __init__(self, served: Checkpoint, *, presets: PresetStore | None = None, **engine_options: Any) -> None:
-        self.engine = FakeEngine(served.config, **engine_options)
+    def __init__(
+        self,
+        served: Checkpoint,
+        *,
+        presets: PresetStore | None = None,
+        engine_class: type[FakeEngine] = FakeEngine,
+        **engine_options: Any,
+    ) -> None:
+        self.engine = engine_class(served.config, **engine_options)
         self.checkpoint = served
         self.direct = DirectClient(self.engine)
         self._presets = presets
@@ -146,7 +152,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(served: Checkpoint) -> Callable[..., Server]:
-    """Options of FakeEngine -> a server on it."""
+    """The engine's class and its options -> a server on it."""
     return lambda **options: Server(served, **options)
 
 

@@ -103,17 +103,15 @@ class OneFails(FakeEngine):
 @pytest.mark.parametrize(
     ("error", "status"), [(QueueFull("256 analyses are under way"), 429), (EngineStopped("gone"), 503)], ids=str
 )
-async def test_what_refuses_one_text_ends_the_others(server, served, error, status):
-    target = server()
-    engine = OneFails(served.config)
-    engine.error = error
-    target.direct.engine = engine
+async def test_what_refuses_one_text_ends_the_others(server, error, status):
+    target = server(engine_class=OneFails)
+    target.engine.error = error
     response = await embed(target, input=[[1], [2], [7], [3]])
     assert response.status_code == status
-    assert engine.num_open == 0
+    assert target.engine.num_open == 0
 
 
-async def test_many_texts_are_embedded_a_few_at_a_time(server, served):
+async def test_many_texts_are_embedded_a_few_at_a_time(server):
     most = 0
 
     class Counting(FakeEngine):
@@ -127,8 +125,6 @@ async def test_many_texts_are_embedded_a_few_at_a_time(server, served):
             self.num_open -= 1
             return await super().analyze(analysis)
 
-    target = server()
-    target.direct.engine = Counting(served.config)
-    answer = (await embed(target, input=[[i % 7] for i in range(100)])).json()
+    answer = (await embed(server(engine_class=Counting), input=[[i % 7] for i in range(100)])).json()
     assert 1 < most <= 8
     assert len(answer["data"]) == 100
