@@ -12,6 +12,11 @@ import { cellText, conceptName, count, signed } from "./text.js";
 
 const HEADS = ["known", "discovered"];
 const LISTED = 6;
+// The server refuses both for the same concepts.
+const WHY_NOT = {
+  known: "This concept is not steerable: it can be neither steered by nor suppressed.",
+  discovered: "Discovered concepts can be neither steered by nor suppressed.",
+};
 
 /** A concept as a button that lights its tokens: a mark for its head, its name, and tokens that stand for it. */
 export function ConceptName({ concept, withTokens = false }) {
@@ -99,10 +104,11 @@ export function LitConcept({ lane }) {
     ${about?.description && html`<p><bdi>${about.description}</bdi></p>`}
     ${topTokens?.length > 0 && html`<h3>Promotes most</h3><${Chips} tokens=${topTokens} />`}
     ${neighbors?.length > 0 && html`<h3>Nearest</h3><${Neighbors} items=${neighbors} />`}
+    ${about?.is_steerable === false && html`<p class="quiet">${WHY_NOT[head] ?? WHY_NOT.known}</p>`}
     <div class="row">
       ${about?.is_steerable &&
-      html`<button type="button" class="button" onClick=${() => addSteer(concept)}>Steer by it</button>`}
-      <button type="button" class="button" onClick=${() => addSuppression(concept)}>Suppress it</button>
+      html`<button type="button" class="button" onClick=${() => addSteer(concept)}>Steer by it</button>
+        <${SuppressToggle} concept=${concept} text="Suppress it" />`}
       ${server.value.capabilities.hasOverrides &&
       html`<button type="button" class="button" onClick=${() => addOverride(concept)}>Set its weight</button>`}
     </div>
@@ -129,12 +135,34 @@ export function addSteer(concept, strength) {
   toast.value = `${conceptName(concept)}: slider added. Generate to see it.`;
 }
 
-/** Suppress a concept, unless it is. */
-export function addSuppression(concept) {
-  const { suppress } = settings.value;
-  if (suppress.some((item) => item.id === concept.id)) return;
-  set({ suppress: [...suppress, newSuppression(concept)] });
-  toast.value = `${conceptName(concept)}: suppressed. Generate to see it.`;
+/** A button that is pressed while the concept is suppressed. `onRelease`: called before it lets go. */
+export function SuppressToggle({ concept, text, label, onRelease }) {
+  const isPressed = suppressionOf(concept.id) !== null;
+  return html`<button
+    type="button"
+    class="button is-toggle"
+    aria-pressed=${isPressed}
+    aria-label=${label}
+    title="Lower the words that it promotes"
+    onClick=${(event) => {
+      if (isPressed) onRelease?.(event);
+      toggleSuppression(concept);
+    }}
+  >
+    ${isPressed && html`<${Icon} name="check" />`}${text}
+  </button>`;
+}
+
+/** The settings' suppression of a concept, or null. */
+export function suppressionOf(id) {
+  return settings.value.suppress.find((item) => item.id === id) ?? null;
+}
+
+function toggleSuppression(concept) {
+  const others = settings.value.suppress.filter((item) => item.id !== concept.id);
+  const isOn = others.length < settings.value.suppress.length;
+  set({ suppress: isOn ? others : [...others, newSuppression(concept)] });
+  toast.value = `${conceptName(concept)}: ${isOn ? "no longer suppressed" : "suppressed"}. Generate to see it.`;
 }
 
 /** Set a concept's weight, unless it is set. */
