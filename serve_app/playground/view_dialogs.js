@@ -3,11 +3,10 @@
 import { html, useEffect, useRef } from "./html.js";
 import { address } from "./api.js";
 import { Icon } from "./icons.js";
+import { rawExcerpt, rawText } from "./raw.js";
 import { buildRequest } from "./request.js";
 import { asCurl, asPython } from "./snippets.js";
 import { activeLanes, asked, conversation, dialog, runs, server, settings, toast } from "./store.js";
-
-const MAX_RAW_CHUNKS = 400;
 
 /** The open dialog, if one is. */
 export function Dialogs() {
@@ -46,11 +45,12 @@ function Frame({ title, children }) {
   </dialog>`;
 }
 
-function Block({ title, text, testid }) {
+/** Text with a button that copies it, or what `whole` gives if that is more than is shown. */
+function Block({ title, text, testid, whole = () => text }) {
   return html`<div class="code-block">
     <header class="card-head">
       <h3>${title}</h3>
-      <button type="button" class="button" onClick=${() => copy(text, title)}><${Icon} name="copy" />Copy</button>
+      <button type="button" class="button" onClick=${() => copy(whole(), title)}><${Icon} name="copy" />Copy</button>
     </header>
     <pre tabindex="0" role="region" aria-label=${title} data-testid=${testid}><code dir="ltr">${text}</code></pre>
   </div>`;
@@ -69,14 +69,18 @@ function Raw() {
   if (activeLanes.value.length === 0) return html`<p class="quiet">Nothing has been sent yet.</p>`;
   return activeLanes.value.map((lane) => {
     const run = runs.value[lane];
-    const shown = run.raw.slice(0, MAX_RAW_CHUNKS).map((chunk) => JSON.stringify(chunk));
-    const left = run.raw.length - shown.length;
-    const answer = `${shown.join("\n\n")}${left > 0 ? `\n\n... and ${left} more` : ""}`;
+    // A run is done by the end mark alone; anything else is an error.
+    const isComplete = run.status === "done";
     const suffix = lane === "main" ? "" : ", unsteered";
     return html`<section key=${lane}>
       <p class="quiet">request id <code>${run.requestId ?? "none"}</code></p>
       <${Block} title=${`Request${suffix}`} text=${`POST ${address(run.path)}\n${JSON.stringify(run.body, null, 2)}`} testid="raw-request" />
-      <${Block} title=${`Answer${suffix}, chunk by chunk`} text=${answer} testid="raw-answer" />
+      <${Block}
+        title=${`Answer${suffix}, chunk by chunk`}
+        text=${rawExcerpt(run.raw, isComplete)}
+        whole=${() => rawText(run.raw, isComplete)}
+        testid="raw-answer"
+      />
     </section>`;
   });
 }

@@ -265,6 +265,33 @@ def test_text_of_the_model_is_never_taken_for_markup(open_page):
     assert page.locator("main img").count() == 0
 
 
+def test_a_long_answer_shows_both_its_ends_and_is_copied_whole(open_page):
+    """Only the first chunks were shown, and the explanation, the usage and the end mark come last."""
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    events = whole_answer(" sea")
+    filler = [{"seq": 5 + i, "type": "block.sealed", "index": 0, "block": 0} for i in range(700)]
+    usage = {"choices": [], "usage": {"completion_tokens": 1}}
+    body = stream(events + filler, f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n")
+    page.route("**/v1/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    generate(page)
+    page.click("text=Raw")
+    sent = [line.removeprefix("data: ") for line in body.strip().split("\n\n")]
+    shown = page.inner_text("[data-testid=raw-answer]").split("\n\n")
+    gap = next(i for i, line in enumerate(shown) if not line.startswith("{"))
+    assert 0 < gap < len(shown) - 3
+    num_hidden = len(sent) - (len(shown) - 1)
+    assert num_hidden > 0 and f" {num_hidden} chunks left out" in shown[gap]
+    assert [json.loads(line) for line in shown[:gap]] == [json.loads(line) for line in sent[:gap]]
+    tail = shown[gap + 1 :]
+    assert [json.loads(line) for line in tail[:-1]] == [json.loads(line) for line in sent[-len(tail) : -1]]
+    assert json.loads(tail[-2]) == usage and tail[-1] == "[DONE]"
+    page.locator(".code-block:has([data-testid=raw-answer])").get_by_role("button", name="Copy").click()
+    page.get_by_text("chunk by chunk copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()").split("\n\n")
+    assert [json.loads(line) for line in copied[:-1]] == [json.loads(line) for line in sent[:-1]]
+    assert copied[-1] == "[DONE]"
+
+
 def whole_answer(token: str) -> list[dict[str, Any]]:
     """Events of a text of one token."""
     place = {"index": 0, "block": 0, "start": 0, "end": 1}
