@@ -1,17 +1,19 @@
-// The dialogs: the request as code, and what went to and came from the server. Knows the current settings and runs.
+// The dialogs: the request as code, what went to and came from the server, and its models. Knows the current settings
+// and runs.
 
-import { html, useEffect, useRef } from "./html.js";
-import { address } from "./api.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { address, askJson } from "./api.js";
 import { Icon } from "./icons.js";
 import { rawExcerpt, rawText } from "./raw.js";
 import { buildRequest } from "./request.js";
 import { asCurl, asPython } from "./snippets.js";
-import { activeLanes, asked, conversation, dialog, runs, server, settings, toast } from "./store.js";
+import { activeLanes, apiKey, asked, conversation, dialog, runs, server, settings, toast } from "./store.js";
 
 /** The open dialog, if one is. */
 export function Dialogs() {
   if (dialog.value === "code") return html`<${Frame} title="This request as code"><${Code} /><//>`;
   if (dialog.value === "raw") return html`<${Frame} title="Request and answer"><${Raw} /><//>`;
+  if (dialog.value === "models") return html`<${Frame} title="Models"><${Models} /><//>`;
   return null;
 }
 
@@ -58,11 +60,12 @@ function Block({ title, text, testid, whole = () => text }) {
 
 function Code() {
   const { model, capabilities } = server.value;
+  const hasKey = apiKey.value !== "";
   const isChat = settings.value.isChat && capabilities.isChat;
   const messages = isChat ? [...conversation.value, { role: "user", content: settings.value.prompt }] : null;
   const { path, body } = buildRequest(asked.value, { model, messages });
-  return html`<${Block} title="curl" text=${asCurl(address(path), body)} testid="curl" />
-    <${Block} title="Python, with the openai package" text=${asPython(address("v1"), path, body)} testid="python" />`;
+  return html`<${Block} title="curl" text=${asCurl(address(path), body, { hasKey })} testid="curl" />
+    <${Block} title="Python, with the openai package" text=${asPython(address("v1"), path, body, { hasKey })} testid="python" />`;
 }
 
 function Raw() {
@@ -83,4 +86,19 @@ function Raw() {
       />
     </section>`;
   });
+}
+
+/** The answer of v1/models, asked for with the key, which a link could not send. */
+function Models() {
+  const path = "v1/models";
+  const [{ text, error }, setAnswer] = useState({});
+  useEffect(() => {
+    askJson(path, { key: apiKey.value }).then(
+      (answer) => setAnswer({ text: JSON.stringify(answer, null, 2) }),
+      (problem) => setAnswer({ error: problem }),
+    );
+  }, []);
+  if (error) return html`<p class="inline-error" role="alert">${error.message} <code>${error.code}</code></p>`;
+  if (text === undefined) return html`<p class="quiet" role="status">Asking the server</p>`;
+  return html`<${Block} title=${address(path)} text=${text} testid="models" />`;
 }

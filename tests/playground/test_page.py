@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.api_keys import ApiKeys
-from serve_app.config import ApiKeySettings
-from tests.playground.conftest import PATIENCE_MS, why_not
+from tests.playground.conftest import why_not
 from tests.playground.driving import SCRUB, add_slider, generate, prose, set_number, wait_for_end
 from tests.processes import eventually
 
@@ -366,23 +364,6 @@ def test_presets_are_saved_and_loaded_as_sliders(open_page):
     page.get_by_label("Load a preset").select_option("green-things@1")
     assert page.locator("[data-testid=slider]").count() == 1
     assert page.locator(".slider-number").input_value() == "5"
-
-
-def test_a_server_that_asks_for_a_key_gets_it(serve, browser, tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("open-sesame\n")
-    with serve(api_keys=ApiKeys(ApiKeySettings(file=str(keys)))) as site:
-        page = browser.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site.url)
-        page.wait_for_selector(".state-locked")
-        page.fill("#first-key", "open-sesame")
-        page.press("#first-key", "Enter")
-        page.wait_for_selector(".state-ready")
-        set_number(page, "Tokens", 8)
-        generate(page)
-        assert "8 tokens" in page.inner_text("[data-testid=facts]")
-        page.close()
 
 
 def test_a_link_restores_settings_and_sends_them_nowhere(open_page, site):
