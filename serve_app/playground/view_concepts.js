@@ -7,6 +7,7 @@ import { headOf } from "./capabilities.js";
 import { factsOf } from "./concept_facts.js";
 import { Icon } from "./icons.js";
 import { newOverride, newSteer, newSuppression } from "./request.js";
+import { handFocus } from "./roving.js";
 import { isBusy, landedTokens, lit, runs, selection, server, set, settings, toast } from "./store.js";
 import { cellText, conceptName, count, signed } from "./text.js";
 
@@ -17,6 +18,11 @@ const WHY_NOT = {
   known: "This concept is not steerable: it can be neither steered by nor suppressed.",
   discovered: "Discovered concepts can be neither steered by nor suppressed.",
 };
+
+/** The mark of a head or of epsilon: colour and pattern to see, the word to hear. */
+export function Mark({ of }) {
+  return html`<span class=${`swatch swatch-${of}`} aria-hidden="true"></span><span class="sr-only">${of}</span>`;
+}
 
 /** A concept as a button that lights its tokens: a mark for its head, its name, and tokens that stand for it. */
 export function ConceptName({ concept, withTokens = false }) {
@@ -32,8 +38,7 @@ export function ConceptName({ concept, withTokens = false }) {
       lit.value = isLit ? null : { id: concept.id, name: conceptName(concept), head: concept.head };
     }}
   >
-    <span class=${`swatch swatch-${concept.head}`} aria-hidden="true"></span>
-    <span class="sr-only">${concept.head}</span>
+    <${Mark} of=${concept.head} />
     <span class="concept-text"
       ><bdi>${conceptName(concept)}</bdi>${top?.length
         ? html`<small class="quiet"><bdi>${top.slice(0, 4).map(cellText).join(", ")}</bdi></small>`
@@ -92,8 +97,16 @@ export function LitConcept({ lane }) {
   const concept = { id, head, name: about?.name ?? null };
   return html`<section class=${`card lit-card lit-card-${head}`} aria-label="Lit concept" data-testid="lit">
     <header class="card-head">
-      <h2><span class=${`swatch swatch-${head}`} aria-hidden="true"></span><bdi>${lit.value.name}</bdi></h2>
-      <button type="button" class="icon-button" aria-label="Put the light out" onClick=${() => (lit.value = null)}>
+      <h2><${Mark} of=${head} /><bdi>${lit.value.name}</bdi></h2>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label="Put the light out"
+        onClick=${(event) => {
+          handFocus(event, ".concept-name[aria-pressed=true]");
+          lit.value = null;
+        }}
+      >
         <${Icon} name="close" />
       </button>
     </header>

@@ -5,7 +5,7 @@ import { searchConcepts } from "./concept_facts.js";
 import { Icon } from "./icons.js";
 import { asked, server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
-import { SuppressToggle, addOverride, addSteer, suppressionOf } from "./view_concepts.js";
+import { Mark, SuppressToggle, addOverride, addSteer, suppressionOf } from "./view_concepts.js";
 import { Overrides } from "./view_overrides.js";
 import { Presets } from "./view_presets.js";
 import { ConceptSearch, focusSearch } from "./view_search.js";
@@ -55,9 +55,9 @@ function Slider({ steer }) {
     const number = Number(value);
     if (value !== "" && Number.isFinite(number)) change(steer.id, { strength: Math.max(-1000, Math.min(1000, number)) });
   };
-  return html`<div class="slider" role="group" aria-label=${`Steer by ${name}`} data-testid="slider">
+  return html`<div class="slider" role="group" aria-label=${`Steer by the known concept ${name}`} data-testid="slider">
     <div class="slider-head">
-      <span class="swatch swatch-known" aria-hidden="true"></span>
+      <${Mark} of="known" />
       <bdi class="slider-name">${name}</bdi>
       <input
         type="number"
@@ -178,9 +178,9 @@ function wholeOrNull(text) {
 function Suppression({ item }) {
   const concept = { ...item, head: "known" };
   const name = conceptName(concept);
-  return html`<div class="slider" role="group" aria-label=${`Suppressed: ${name}`} data-testid="suppression">
+  return html`<div class="slider" role="group" aria-label=${`Suppressed: the known concept ${name}`} data-testid="suppression">
     <div class="slider-head">
-      <span class="swatch swatch-known" aria-hidden="true"></span>
+      <${Mark} of="known" />
       <bdi class="slider-name">${name}</bdi>
       <${SuppressToggle}
         concept=${concept}
