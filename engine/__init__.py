@@ -1,5 +1,6 @@
 """A block-diffusion engine for interpretable language models: token ids in, token ids and concepts out."""
 
+from . import limits
 from .admission import check_request
 from .analysis import (
     Analysis,
@@ -146,6 +147,7 @@ __all__ = [
     "WeightOverride",
     "check_checkpoint",
     "check_request",
+    "limits",
     "plan_memory",
     "prefix_keys",
     "trace_of",

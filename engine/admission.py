@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from .checks import is_whole, shown
 from .config import ModelConfig
 from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge, Unsupported
+from .limits import MAX_END_TOKENS
 from .request import GenerateRequest, SteeringParams
-
-MAX_END_TOKENS = 64
-"""Stop token ids a request may name."""
 
 
 def check_request(

@@ -10,16 +10,12 @@ from typing import Any, Literal, get_args
 
 from .checks import is_list, is_number, is_whole, shown
 from .errors import InvalidValue
+from .limits import MAX_CFG_SCALE, MAX_INTEGRATION_STEPS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_TARGETS
 from .output import ConceptContribution
-from .request import MAX_CFG_SCALE, MAX_LOGPROBS, MAX_SEED
 from .trace import Trace
 
 EmbeddingKind = Literal["hidden", "composed", "known", "discovered"]
 Pooling = Literal["mean", "last", "first"]
-
-MAX_SAMPLES = 1024
-MAX_TARGETS = 256
-MAX_INTEGRATION_STEPS = 256
 
 
 def _check_ids(owner: object, name: str, *, least: int = 0) -> None:

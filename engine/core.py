@@ -23,6 +23,7 @@ from .decoding.neighbors import nearest_concepts
 from .decoding.steering import SteeringPlan, plan_steering
 from .errors import InvalidValue, Unsupported
 from .lifecycle import Measurements
+from .limits import MAX_SEED
 from .load import EngineLoad, PassAverages, measure
 from .metrics import NullRecorder, Recorder
 from .model.concept_heads import ConceptHead
@@ -37,7 +38,7 @@ from .output import (
     Output,
     Started,
 )
-from .request import MAX_SEED, GenerateRequest, Head
+from .request import GenerateRequest, Head
 from .runner.explaining import keep
 from .runner.graphs import row_buckets
 from .runner.model_runner import ModelRunner

@@ -14,19 +14,18 @@ from typing import Any, Literal, get_args
 
 from .checks import LARGEST, is_list, is_number, is_whole, shown
 from .errors import InvalidValue
+from .limits import (
+    MAX_CFG_SCALE,
+    MAX_CONCEPTS,
+    MAX_INTERVENTIONS,
+    MAX_LOGPROBS,
+    MAX_OVERRIDES,
+    MAX_PRIORITY,
+    MAX_SEED,
+    MAX_SUPPRESSIONS,
+)
 from .output import Schedule
 
-MAX_LOGPROBS = 20
-MAX_STEERING_GROUPS = 8
-MAX_INTERVENTIONS = 128
-"""Of one request; each costs a product with the whole of lm_head."""
-MAX_SUPPRESSIONS = 256
-MAX_CONCEPTS = 4096
-"""Of one intervention."""
-MAX_OVERRIDES = 32
-MAX_CFG_SCALE = 100.0
-MAX_SEED = 2**63 - 1
-MAX_PRIORITY = 2**63 - 1
 _PENALTY_RANGE = (1e-6, 1e6)
 
 Policy = Literal["confidence", "threshold", "factor", "entropy_bound", "lossless"]

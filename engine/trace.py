@@ -13,15 +13,9 @@ from typing import Any, TypeVar
 
 from .checks import is_list, is_number, is_whole, shown
 from .errors import InvalidValue
+from .limits import MAX_CFG_SCALE
 from .output import Commit, Output
-from .request import (
-    MAX_CFG_SCALE,
-    GenerateRequest,
-    Intervention,
-    SteeringParams,
-    Suppression,
-    WeightOverride,
-)
+from .request import GenerateRequest, Intervention, SteeringParams, Suppression, WeightOverride
 
 T = TypeVar("T")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from engine import Analysis, AnalysisResult
+from engine import Analysis, AnalysisResult, QueueFull
 
 from .chat_template import encode_chat
 from .completions import EngineClient
@@ -59,13 +60,28 @@ class TokenUsage(Answer):
 
 
 async def analyze_all(client: EngineClient, analyses: Sequence[Analysis], kind: type[R]) -> list[R]:
-    """The results, in order; `kind` is their class. The first error, or a cancellation, ends those that still run."""
+    """The results, in order; `kind` is their class. The first error, or a cancellation, ends those that still run.
+
+    QueueFull is an error only while nothing of them runs: otherwise fewer are done at once.
+    """
     results: dict[int, R] = {}
-    left = iter(enumerate(analyses))
+    left = deque(enumerate(analyses))
+    num_under_way = 0
 
     async def work() -> None:
-        for index, analysis in left:
-            result = await client.analyze(analysis)
+        nonlocal num_under_way
+        while left:
+            index, analysis = left.popleft()
+            num_under_way += 1
+            try:
+                result = await client.analyze(analysis)
+            except QueueFull:
+                if num_under_way == 1:
+                    raise
+                left.appendleft((index, analysis))
+                return
+            finally:
+                num_under_way -= 1
             assert isinstance(result, kind), result
             results[index] = result
 

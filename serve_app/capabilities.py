@@ -17,11 +17,12 @@ from engine import (
     SteeringParams,
     WeightOverride,
     check_request,
+    limits,
 )
 
 from . import __version__
 from .config import Limits
-from .schemas import MAX_INTERVENTIONS, MAX_STEERED_CONCEPTS, DiffusionSpec
+from .schemas import MAX_CHOICES, MAX_INTERVENTIONS, MAX_STEERED_CONCEPTS, MAX_STOP_STRINGS, DiffusionSpec
 from .schemas.answers import Answer
 from .translation import Checkpoint
 
@@ -79,9 +80,16 @@ class LimitFacts(Answer):
     max_prompts: int
     max_tokens: int
     max_embedding_inputs: int
+    max_choices: int
+    max_logprobs: int
+    max_stop_strings: int
     max_interventions: int
     max_suppressions: int
+    max_overrides: int
     max_concepts_per_intervention: int
+    max_likelihood_samples: int
+    max_input_attribution_targets: int
+    max_input_attribution_steps: int
 
 
 class EmbeddingFacts(Answer):
@@ -117,7 +125,7 @@ class Capabilities(Answer):
     """Whether named steering is kept."""
 
 
-def capabilities(checkpoint: Checkpoint, limits: Limits, *, has_presets: bool) -> dict[str, Any]:
+def capabilities(checkpoint: Checkpoint, configured: Limits, *, has_presets: bool) -> dict[str, Any]:
     """The answer of GET /v1/capabilities, as JSON."""
     config = checkpoint.config
     embedding_types = [
@@ -139,13 +147,20 @@ def capabilities(checkpoint: Checkpoint, limits: Limits, *, has_presets: bool) -
         "policies": {name: _policy(name) for name in get_args(Policy)},
         "default_policy": SamplingParams().policy,
         "limits": {
-            "max_body_bytes": limits.max_body_bytes,
-            "max_prompts": limits.max_prompts,
-            "max_tokens": min(limits.max_tokens or config.block_size, config.block_size),
-            "max_embedding_inputs": limits.max_embedding_inputs,
+            "max_body_bytes": configured.max_body_bytes,
+            "max_prompts": configured.max_prompts,
+            "max_tokens": min(configured.max_tokens or config.block_size, config.block_size),
+            "max_embedding_inputs": configured.max_embedding_inputs,
+            "max_choices": min(MAX_CHOICES, configured.max_prompts),
+            "max_logprobs": limits.MAX_LOGPROBS,
+            "max_stop_strings": MAX_STOP_STRINGS,
             "max_interventions": MAX_INTERVENTIONS,
             "max_suppressions": MAX_INTERVENTIONS,
+            "max_overrides": limits.MAX_OVERRIDES,
             "max_concepts_per_intervention": MAX_STEERED_CONCEPTS,
+            "max_likelihood_samples": limits.MAX_SAMPLES,
+            "max_input_attribution_targets": limits.MAX_TARGETS,
+            "max_input_attribution_steps": limits.MAX_INTEGRATION_STEPS,
         },
         "embeddings": {
             "types": embedding_types,

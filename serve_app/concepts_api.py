@@ -15,7 +15,7 @@ from .analyses import TextInput, TokenUsage, analyze_all, encode_input
 from .attribution import number
 from .concepts import Concept, ConceptCatalogue
 from .errors import ApiError
-from .schemas import Object
+from .schemas import StrictObject
 from .schemas.answers import Answer
 from .service import answer_of, service_of
 from .translation import check_model
@@ -23,7 +23,7 @@ from .translation import check_model
 router = APIRouter(tags=["concepts"])
 
 
-class InspectRequest(Object):
+class InspectRequest(StrictObject):
     """Body of POST /v1/concepts/inspect."""
 
     model: str | None = None

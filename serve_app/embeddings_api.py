@@ -15,12 +15,14 @@ from engine import Embedding, EmbeddingKind, EmbedTokens, Pooling
 
 from .analyses import TokenUsage, analyze_all, encode_text
 from .errors import ApiError
-from .schemas import Object, Prompt, check_prompt, is_int
+from .schemas import Object, Prompt, Unsupported, check_prompt, is_int
 from .schemas.answers import Answer
 from .service import answer_of, service_of
 from .translation import Checkpoint, check_model
 
 router = APIRouter(tags=["embeddings"])
+
+_PLAIN = "embeddings are of the text as the plain model reads it"
 
 
 class EmbeddingRequest(Object):
@@ -40,6 +42,11 @@ class EmbeddingRequest(Object):
     """`hidden` state, `composed` of concepts and remainder, or the features of one head alone."""
     pooling: Pooling = "mean"
     """Over the text's tokens: their mean, the last or the first."""
+
+    # Ours elsewhere: unknown fields are tolerated, but nobody should believe that these did something.
+    steering: Annotated[None, Unsupported(instead=_PLAIN)] = None
+    attribution: Annotated[None, Unsupported(instead=_PLAIN)] = None
+    diffusion: Annotated[None, Unsupported(instead=_PLAIN)] = None
 
     @property
     def inputs(self) -> list[Prompt]:

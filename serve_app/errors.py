@@ -7,6 +7,7 @@ Ray's error and its own; the table is looked up along the class's MRO, so both f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,8 @@ UNSUPPORTED_FIELD = "unsupported_field"
 
 MAX_TEXT_LENGTH = 1000
 """Messages repeat what the request held; no further than this."""
+_MOST_SHOWN = 80
+"""Characters of one value in a message."""
 
 
 class ApiError(Exception):
@@ -193,14 +196,36 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     order = (UNSUPPORTED_FIELD, "extra_forbidden")
     error = min(errors, key=lambda error: order.index(error["type"]) if error["type"] in order else len(order))
     param = _path(error, body)
-    message = str(error["msg"]).removeprefix("Value error, ")
+    code = UNSUPPORTED_FIELD if error["type"] == UNSUPPORTED_FIELD else "invalid_value"
+    return ApiError(400, _complaint(error, param), code=code, param=param or None)
+
+
+_RULE = "Input should be "
+"""How pydantic begins to say what a value has to be; it does not say what the value was."""
+
+
+def _complaint(error: Mapping[str, Any], param: str) -> str:
+    """What is wrong with which field, and with which value of it."""
+    message = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
+    if message.startswith(_RULE) and "input" in error:
+        return f"{param or 'the body'} is {_shown(error['input'])}; it must be {message.removeprefix(_RULE)}"
+    if error["type"] == "missing":
+        return f"{param or 'the body'} is missing"
     if error["type"] == "extra_forbidden":
         message = "unknown field"
     elif error["type"] == "json_invalid":
         message = f"the body is not valid JSON: {error.get('ctx', {}).get('error', message)}"
-    message = f"{param}: {message}" if param else message
-    code = UNSUPPORTED_FIELD if error["type"] == UNSUPPORTED_FIELD else "invalid_value"
-    return ApiError(400, message, code=code, param=param or None)
+    return f"{param}: {message}" if param else message
+
+
+def _shown(value: object) -> str:
+    """A value of a request as JSON has it, cut where it is long."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "a list"
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def from_unreadable(cause: BaseException | None, content_encoding: str) -> ApiError:

@@ -30,6 +30,7 @@ from engine import (
     ReplayTrace,
     TargetAttribution,
     Trace,
+    limits,
     trace_of,
 )
 
@@ -39,7 +40,6 @@ from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
 from .rendering import require_text
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
-    MAX_TARGETS,
     InputAttributionAnswer,
     InputAttributionRequest,
     ReplayAnswer,
@@ -155,8 +155,10 @@ def _engine_request(request: CompletionRequest | ChatRequest, checkpoint: Checkp
 
 def _check_targets(targets: list[int] | None, max_tokens: int) -> None:
     """Raise ApiError for what can be seen to be refused before anything is generated."""
-    if targets is None and max_tokens > MAX_TARGETS:
-        message = f"max_tokens is {max_tokens} and at most {MAX_TARGETS} tokens are explained at once; name `targets`"
+    if targets is None and max_tokens > limits.MAX_TARGETS:
+        message = (
+            f"max_tokens is {max_tokens} and at most {limits.MAX_TARGETS} tokens are explained at once; name `targets`"
+        )
         raise ApiError(400, message, code="invalid_value", param="targets")
     for index, target in enumerate(targets or ()):
         if not 0 <= target < max_tokens:

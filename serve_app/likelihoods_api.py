@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from engine import EstimateLikelihood, Likelihood
+from engine import EstimateLikelihood, Likelihood, limits
 
 from .analyses import analyze_all, encode_text
 from .errors import ApiError
-from .schemas import Object, Prompt, check_text, is_int
+from .schemas import Prompt, StrictObject, check_text, is_int
 from .schemas.answers import Answer
 from .service import answer_of, api_errors, service_of
 from .translation import check_model
@@ -28,7 +28,7 @@ def _check_one_text(value: Any) -> Any:
     raise PydanticCustomError("text_type", "must be a string or a list of token ids")
 
 
-class LikelihoodRequest(Object):
+class LikelihoodRequest(StrictObject):
     """Body of POST /v1/likelihoods."""
 
     model: str | None = None
@@ -37,12 +37,12 @@ class LikelihoodRequest(Object):
     """What is given: text or token ids, perhaps none."""
     continuation: Annotated[Prompt, BeforeValidator(_check_one_text)]
     """What is judged: text or token ids, at least one."""
-    num_samples: int = Field(default=128, ge=1)
+    num_samples: int = Field(default=128, ge=1, le=limits.MAX_SAMPLES)
     """Forward passes with different masks. The standard error falls with the square root of their number."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1, le=limits.MAX_SAMPLES)
     """Samples whose mask counts are spread evenly over the continuation."""
-    seed: int = Field(default=0, ge=0)
-    cfg_scale: float = Field(default=0.0, ge=0)
+    seed: int = Field(default=0, ge=0, le=limits.MAX_SEED)
+    cfg_scale: float = Field(default=0.0, ge=0, le=limits.MAX_CFG_SCALE)
     """Guidance; 0 is off."""
 
 
@@ -73,7 +73,6 @@ async def estimate_likelihood(request: Request, body: LikelihoodRequest) -> dict
         )
         raise ApiError(400, message, code="context_length_exceeded", param="prompt")
     with api_errors():
-        # The engine knows the upper limits.
         analysis = EstimateLikelihood(
             prompt_token_ids=prompt,
             continuation_token_ids=continuation,

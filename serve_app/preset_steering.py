@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from typing import Any, TypeVar
 
-from engine import GenerateRequest, check_request
+from engine import GenerateRequest, check_request, limits
 
 from .errors import ApiError
 from .presets import Preset, PresetStore
 from .schemas import (
     MAX_INTERVENTIONS,
-    MAX_OVERRIDES,
     ConceptItem,
     GenerateFields,
     InterventionSpec,
@@ -22,7 +21,7 @@ from .schemas import (
 from .translation import Checkpoint, steering_params, summed_weights
 
 Fields = TypeVar("Fields", bound=GenerateFields)
-_LIMITS = {"interventions": MAX_INTERVENTIONS, "suppress": MAX_INTERVENTIONS, "overrides": MAX_OVERRIDES}
+_LIMITS = {"interventions": MAX_INTERVENTIONS, "suppress": MAX_INTERVENTIONS, "overrides": limits.MAX_OVERRIDES}
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValue
+from ..limits import MAX_STEERING_GROUPS
 from ..model.fused_support import HAS_TRITON
 from ..model.steerling import SteerlingModel
 from ..output import ResolvedIntervention
-from ..request import (
-    MAX_STEERING_GROUPS,
-    Intervention,
-    SteeringParams,
-    Suppression,
-)
+from ..request import Intervention, SteeringParams, Suppression
 from .overrides import OverridePlan, plan_overrides
 
 if HAS_TRITON:

@@ -19,7 +19,8 @@ from ..decoding import sampler
 from ..decoding.overrides import OverridePlan
 from ..decoding.policies import policy_id
 from ..decoding.steering import SteeringPlan
-from ..request import MAX_STEERING_GROUPS, SamplingParams
+from ..limits import MAX_STEERING_GROUPS
+from ..request import SamplingParams
 from ..scheduling import PlannedRow, Sequence
 from .transfer import to_device
 

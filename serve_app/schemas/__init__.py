@@ -8,10 +8,16 @@ not served, is refused by name unless it holds the value that asks for nothing.
 from .base import Object, StrictObject, Unsupported, check_text, is_int
 from .chat import MAX_MESSAGES, ChatRequest, Message
 from .completion import CompletionRequest, Prompt, check_prompt
-from .generate import DEFAULT_MAX_TOKENS, MAX_TOP_LOGPROBS, DiffusionSpec, GenerateFields, StreamOptions
+from .generate import (
+    DEFAULT_MAX_TOKENS,
+    MAX_CHOICES,
+    MAX_STOP_STRINGS,
+    DiffusionSpec,
+    GenerateFields,
+    StreamOptions,
+)
 from .steering import (
     MAX_INTERVENTIONS,
-    MAX_OVERRIDES,
     MAX_STEERED_CONCEPTS,
     AttributionSpec,
     ConceptItem,
@@ -24,11 +30,11 @@ from .steering import (
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",
+    "MAX_CHOICES",
     "MAX_INTERVENTIONS",
     "MAX_MESSAGES",
-    "MAX_OVERRIDES",
     "MAX_STEERED_CONCEPTS",
-    "MAX_TOP_LOGPROBS",
+    "MAX_STOP_STRINGS",
     "AttributionSpec",
     "ChatRequest",
     "CompletionRequest",

@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine import limits
+
 from ..errors import UNSUPPORTED_FIELD
 from .base import Object, Unsupported, check_text
-from .generate import DEFAULT_MAX_TOKENS, MAX_TOP_LOGPROBS, GenerateFields
+from .generate import DEFAULT_MAX_TOKENS, GenerateFields
 
 MAX_MESSAGES = 1000
 
@@ -92,7 +94,7 @@ class ChatRequest(GenerateFields):
     """The same by its newer name."""
     logprobs: bool = False
     """Return each token's log-probability, before penalties and temperature."""
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=limits.MAX_LOGPROBS)
     """With `logprobs`: how many of the likeliest tokens come with each."""
     add_generation_prompt: bool = True
     """End the prompt with what begins an answer."""

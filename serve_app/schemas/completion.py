@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine import limits
+
 from .base import Unsupported, check_text, is_int
-from .generate import DEFAULT_MAX_TOKENS, MAX_TOP_LOGPROBS, GenerateFields
+from .generate import DEFAULT_MAX_TOKENS, GenerateFields
 
 Prompt = str | list[int]
 
@@ -43,9 +45,9 @@ class CompletionRequest(GenerateFields):
     """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
     """Exact number of tokens at most. 0 only with `echo`: nothing is generated, the prompt is returned and scored."""
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_check_logprobs)] = (
-        None
-    )
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)] | None, BeforeValidator(_check_logprobs)
+    ] = None
     """Return each token's log-probability (before penalties and temperature) and those of this many likeliest."""
     echo: bool = False
     """Let the text begin with the prompt. With `logprobs`, prompt and text are scored from left to right: each token as

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine import Policy
+from engine import Policy, limits
 
 from ..errors import UNSUPPORTED_FIELD
 from .base import Object, StrictObject, Unsupported, check_text
@@ -32,8 +32,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1000
 """Characters. Each choice searches for each of them, with a table as long as the string."""
 MAX_CHOICES = 128
-MAX_SEED = 2**63 - 1
-MAX_TOP_LOGPROBS = 20
 
 
 class DiffusionSpec(StrictObject):
@@ -54,7 +52,7 @@ class DiffusionSpec(StrictObject):
     """Of `entropy_bound`: commit while the entropies, in nats, sum to at most this beside the largest. Absent: 0.1."""
     entropy_sampling: bool | None = None
     """Entropy-adaptive temperature. Absent: used when neither `temperature` nor `top_p` is given."""
-    cfg_scale: float | None = Field(default=None, ge=0, le=100)
+    cfg_scale: float | None = Field(default=None, ge=0, le=limits.MAX_CFG_SCALE)
     """Classifier-free guidance: how far logits are moved away from those without a prompt. Absent or 0: off."""
 
 
@@ -134,7 +132,7 @@ class GenerateFields(Object):
     """Choices for each prompt. They share its cached pages, and choice i draws other random numbers from one seed."""
     best_of: int | None = None
     """Only as large as `n`: every choice is returned."""
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    seed: int | None = Field(default=None, ge=0, le=limits.MAX_SEED)
     """Key of the random numbers; one is drawn where it is absent. The answer tells it in `diffusion.seed`."""
     temperature: Annotated[float, AfterValidator(_check_temperature)] | None = Field(default=None, ge=0, le=100)
     """0 is greedy. Absent, together with `top_p`: entropy-adaptive sampling."""

@@ -8,15 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine import limits
+
 from .answers import Answer
 from .base import StrictObject
 from .chat import ChatRequest
 from .completion import CompletionRequest
-
-MAX_TARGETS = 256
-"""Tokens explained at once, as in the engine."""
-MAX_STEPS = 256
-"""Points of a path, as in the engine."""
 
 Role = Literal["prompt", "generated", "end_of_text"]
 
@@ -42,9 +39,9 @@ class InputAttributionRequest(StrictObject):
     token, whatever `stop` says; with a `seed`, it is the generation that the same body had before."""
     trace: dict[str, Any] | None = None
     """Of a generation that was made: the `trace` of an answer of this route."""
-    n_steps: int = Field(default=32, ge=1, le=MAX_STEPS)
+    n_steps: int = Field(default=32, ge=1, le=limits.MAX_INTEGRATION_STEPS)
     """Points on the way from masks to the text; more leave smaller completeness errors."""
-    targets: list[int] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
+    targets: list[int] | None = Field(default=None, min_length=1, max_length=limits.MAX_TARGETS)
     """Generated tokens to explain, counted from the first. Absent: all of the text."""
     top_k: int | None = Field(default=None, ge=1)
     """Of each target, the contributions of largest magnitude, largest first. Absent: all that are not 0."""

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from engine import Head
+from engine import Head, limits
 
 from .base import StrictObject, is_int
 
 MAX_STEERED_CONCEPTS = 256
 MAX_INTERVENTIONS = 64
-MAX_OVERRIDES = 32
 MAX_STRENGTH = 1000.0
 """Far beyond any use, and far from where the arithmetic overflows."""
 
@@ -109,7 +108,7 @@ class SteeringSpec(StrictObject):
     """What is added to the model's hidden states."""
     suppress: Annotated[list[SuppressionSpec], Field(max_length=MAX_INTERVENTIONS)] = []
     """What is taken off the logits."""
-    overrides: Annotated[list[OverrideSpec], Field(max_length=MAX_OVERRIDES)] = []
+    overrides: Annotated[list[OverrideSpec], Field(max_length=limits.MAX_OVERRIDES)] = []
     """Weights that are set, each concept's once."""
     override_mode: Literal["delta", "reference"] = "delta"
     """`delta` moves the hidden state by the change of the weight alone. `reference` composes it anew, as the public

@@ -23,8 +23,8 @@ from engine import (
     WeightOverride,
     trace_of,
 )
-from engine.analysis import MAX_INTEGRATION_STEPS, MAX_TARGETS
 from engine.analyzing.snapshots import Snapshot, snapshots
+from engine.limits import MAX_INTEGRATION_STEPS, MAX_TARGETS
 from tests.checkpoints import EOT, NO_CORRECTION, NO_ROPE, RECIPES, Recipe
 from tests.parity_cases import compare_inputs
 from tests.reference import resolve_steering

@@ -26,7 +26,8 @@ from engine import (
     SteeringParams,
     Suppression,
 )
-from engine.request import DEFAULT_PARAMETERS, MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
+from engine.limits import MAX_CONCEPTS, MAX_INTERVENTIONS, MAX_SUPPRESSIONS
+from engine.request import DEFAULT_PARAMETERS
 from tests.checkpoints import EOT
 
 

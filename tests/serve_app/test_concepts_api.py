@@ -73,6 +73,7 @@ async def test_ids_and_messages_are_inspected_too(server, served):
         ({"input": [{"role": "user"}]}, "invalid_value", "input[0].content"),
         ({"input": "a", "top_k": 1025}, "invalid_value", "top_k"),
         ({"input": "a", "top_k": -1}, "invalid_value", "top_k"),
+        ({"input": "a", "steering": {}}, "invalid_value", "steering"),
         ({"input": "a" * 20_000}, "context_length_exceeded", "input"),
         ({"input": [1] * 513}, "context_length_exceeded", "input"),
         ({"input": "a", "model": "other"}, "model_not_found", "model"),

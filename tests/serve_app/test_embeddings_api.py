@@ -66,6 +66,9 @@ async def test_base64_holds_the_same_numbers_as_little_endian_floats(server):
         ({"input": "a", "dimensions": 16}, "unsupported_field", "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "invalid_value", "encoding_format"),
         ({"input": "a", "embedding_type": "other"}, "invalid_value", "embedding_type"),
+        ({"input": "a", "steering": {"concepts": [1], "strength": 2}}, "unsupported_field", "steering"),
+        ({"input": "a", "attribution": {}}, "unsupported_field", "attribution"),
+        ({"input": "a", "diffusion": {"policy": "lossless"}}, "unsupported_field", "diffusion"),
         ({"input": "a", "model": "other"}, "model_not_found", "model"),
         ({"input": ["a"] * 2049}, "invalid_value", "input"),
     ],
@@ -86,13 +89,12 @@ async def test_the_longest_text_and_the_models_own_width_are_taken(server):
 class OneFails(FakeEngine):
     """Fails for one text and waits for ever with all others."""
 
-    error: Exception = QueueFull("256 analyses are under way")
     num_open = 0
 
     async def analyze(self, analysis):
         if analysis.token_ids == (7,):
             await asyncio.sleep(0)
-            raise self.error
+            raise EngineStopped("gone")
         self.num_open += 1
         try:
             await asyncio.Event().wait()
@@ -100,15 +102,43 @@ class OneFails(FakeEngine):
             self.num_open -= 1
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(QueueFull("256 analyses are under way"), 429), (EngineStopped("gone"), 503)], ids=str
-)
-async def test_what_refuses_one_text_ends_the_others(server, error, status):
+async def test_what_fails_for_one_text_ends_the_others(server):
     target = server(engine_class=OneFails)
-    target.engine.error = error
     response = await embed(target, input=[[1], [2], [7], [3]])
-    assert response.status_code == status
+    assert response.status_code == 503
     assert target.engine.num_open == 0
+
+
+class Narrow(FakeEngine):
+    """Takes `room` analyses at once, as an engine with so small a `max_analyses`."""
+
+    room = 1
+    num_open = 0
+
+    async def analyze(self, analysis):
+        if self.num_open >= self.room:
+            raise QueueFull(f"{self.room} analyses are under way")
+        self.num_open += 1
+        try:
+            await asyncio.sleep(0)
+            return await super().analyze(analysis)
+        finally:
+            self.num_open -= 1
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+async def test_an_engine_that_takes_fewer_at_once_embeds_them_all_the_same(server, room):
+    target, plain = server(engine_class=Narrow), server()
+    target.engine.room = room
+    body = {"input": [[i % 7] for i in range(20)]}
+    assert (await embed(target, **body)).json() == (await embed(plain, **body)).json()
+
+
+async def test_an_engine_that_takes_none_at_all_is_busy(server):
+    target = server(engine_class=Narrow)
+    target.engine.room = 0
+    response = await embed(target, input=[[1], [2], [3]])
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
 
 
 async def test_many_texts_are_embedded_a_few_at_a_time(server):

@@ -3,11 +3,13 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from pydantic import ValidationError
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 import engine
 from engine import errors as engine_errors
 from serve_app.errors import ANSWERS, MAX_TEXT_LENGTH, ApiError, from_validation, to_api_error
+from serve_app.schemas import CompletionRequest
 
 ENGINE_ERRORS = [
     kind
@@ -79,6 +81,29 @@ def test_a_body_can_be_encoded_and_stays_short_whatever_the_request_held():
     body = ApiError(400, "\ud800" + "x" * 10_000, code="invalid_value", param="\udfff").body()
     assert body["error"]["param"].encode() == rb"\udfff"
     assert len(body["error"]["message"].encode()) <= MAX_TEXT_LENGTH + 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n": 500}, "n is 500; it must be less than or equal to 128"),
+        ({"n": "2"}, 'n is "2"; it must be a valid integer'),
+        ({"temperature": True}, "temperature is true; it must be a valid number"),
+        ({"stream": [1]}, "stream is a list; it must be a valid boolean"),
+        ({"user": 1, "top_p": {"a": 1}}, "top_p is an object; it must be a valid number"),
+        ({"diffusion": {"policy": "x" * 200}}, f"diffusion.policy is \"{'x' * 79}...; it must be 'confidence', "),
+        ({"steering": {"interventions": [{"concepts": [1]}]}}, "steering.interventions[0].strength is missing"),
+        ({"steering": {"suppress": [{"concept": 1, "strength": 1}] * 65}}, "at most 64 items, not 65"),
+        ({"diffusion": {"polcy": 1}}, "diffusion.polcy: unknown field"),
+    ],
+    ids=str,
+)
+def test_a_message_tells_the_field_its_value_and_the_limit(given, message):
+    body = {"prompt": "a", **given}
+    with pytest.raises(ValidationError) as raised:
+        CompletionRequest.model_validate(body)
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in raised.value.errors()]
+    assert message in from_validation(errors, body).message
 
 
 def test_names_of_union_branches_do_not_appear_in_a_path():

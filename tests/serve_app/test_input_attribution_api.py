@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from engine import AsyncEngine, AttributeInputs, Engine, EngineConfig, Trace, analysis
+from engine import AsyncEngine, AttributeInputs, Engine, EngineConfig, Trace, limits
 from serve_app.api import create_api
 from serve_app.config import Limits
-from serve_app.schemas.input_attribution import MAX_STEPS, MAX_TARGETS, InputAttributionAnswer, ReplayAnswer
+from serve_app.schemas.input_attribution import InputAttributionAnswer, ReplayAnswer
 from serve_app.service import Service
 from tests.serve_app.conftest import DirectClient
 
@@ -166,7 +166,7 @@ async def test_a_replay_tells_each_commit_beside_what_was_recorded(api):
         ({"request": {**ASKED, "stream": True}}, "request.stream", "nothing to stream"),
         ({"request": {**ASKED, "temperature": "hot"}}, "request.temperature", "valid number"),
         ({"request": {**ASKED, "echo": True, "max_tokens": 0}}, "request.max_tokens", "nothing to explain"),
-        ({"request": {**ASKED, "max_tokens": 300}}, "targets", f"max_tokens is 300 and at most {MAX_TARGETS}"),
+        ({"request": {**ASKED, "max_tokens": 300}}, "targets", f"max_tokens is 300 and at most {limits.MAX_TARGETS}"),
         ({"request": {**ASKED, "max_tokens": 600}}, "request.max_tokens", "together at most 512"),
         ({"trace": {"version": 9}}, "trace.version", "version is 9"),
         ({"trace": {}}, "trace.version", "version is None"),
@@ -254,7 +254,3 @@ async def test_a_caller_that_leaves_ends_the_analysis(server):
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert len(ended) == 1 and not fake.engine.aborted
-
-
-def test_limits_are_the_engine_s():
-    assert (MAX_TARGETS, MAX_STEPS) == (analysis.MAX_TARGETS, analysis.MAX_INTEGRATION_STEPS)

@@ -56,6 +56,8 @@ async def test_a_prompt_may_be_missing_and_ids_stand_for_text(server):
         ({"continuation": "a", "seed": 2**63}, "invalid_value", "seed"),
         ({"continuation": "a", "cfg_scale": -0.5}, "invalid_value", "cfg_scale"),
         ({"continuation": "a", "cfg_scale": 101}, "invalid_value", "cfg_scale"),
+        ({"continuation": "a", "steering": {}}, "invalid_value", "steering"),
+        ({"continuation": "a", "num_sample": 4}, "invalid_value", "num_sample"),
         ({"prompt": [1] * 500, "continuation": [1] * 13}, "context_length_exceeded", "prompt"),
     ],
     ids=lambda value: str(value)[:40],

@@ -53,6 +53,66 @@ async def test_embeddings_have_a_limit_of_their_own(target):
     assert (await target.post({"input": ["a", "b", "c"]}, "/v1/embeddings")).json()["error"]["param"] == "input"
 
 
+AT_LIMIT = {
+    "max_choices": ("/v1/completions", lambda most: {"prompt": "a", "n": most}, "n"),
+    "max_logprobs": ("/v1/completions", lambda most: {"prompt": "a", "logprobs": most}, "logprobs"),
+    "max_stop_strings": ("/v1/completions", lambda most: {"prompt": "a", "stop": ["x"] * most}, "stop"),
+    "max_interventions": (
+        "/v1/completions",
+        lambda most: {"prompt": "a", "steering": {"interventions": [{"concepts": [1], "strength": 1.0}] * most}},
+        "steering.interventions",
+    ),
+    "max_suppressions": (
+        "/v1/completions",
+        lambda most: {"prompt": "a", "steering": {"suppress": [{"concept": 1, "strength": 1.0}] * most}},
+        "steering.suppress",
+    ),
+    "max_overrides": (
+        "/v1/completions",
+        lambda most: {
+            "prompt": "a",
+            "steering": {"overrides": [{"concept": concept, "weight": 1.0} for concept in range(most)]},
+        },
+        "steering.overrides",
+    ),
+    "max_concepts_per_intervention": (
+        "/v1/completions",
+        lambda most: {"prompt": "a", "steering": {"concepts": [1] * most, "strength": 1.0}},
+        "steering.concepts",
+    ),
+    "max_likelihood_samples": (
+        "/v1/likelihoods",
+        lambda most: {"continuation": "a", "num_samples": most},
+        "num_samples",
+    ),
+    "max_input_attribution_targets": (
+        "/v1/attributions/input",
+        lambda most: {"request": {"prompt": "a", "max_tokens": 400}, "targets": list(range(most))},
+        "targets",
+    ),
+    "max_input_attribution_steps": (
+        "/v1/attributions/input",
+        lambda most: {"request": {"prompt": "a", "max_tokens": 4}, "n_steps": most},
+        "n_steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_LIMIT)
+async def test_a_told_limit_is_the_one_that_holds(server, name):
+    target = server()
+    most = (await target.get("/v1/capabilities")).json()["limits"][name]
+    path, body, param = AT_LIMIT[name]
+    taken, refused = await target.post(body(most), path), await target.post(body(most + 1), path)
+    assert taken.status_code == 200, taken.text
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_every_told_limit_is_tried(target):
+    configured = {"max_body_bytes", "max_prompts", "max_tokens", "max_embedding_inputs"}
+    assert set((await target.get("/v1/capabilities")).json()["limits"]) == configured | set(AT_LIMIT)
+
+
 async def test_capabilities_tell_the_limits(target):
     limits = (await target.get("/v1/capabilities")).json()["limits"]
     assert (limits["max_tokens"], limits["max_embedding_inputs"]) == (5, 2)
