@@ -323,7 +323,7 @@ async def misbehave(request: GenerateRequest, number: int) -> None:
 MISBEHAVIOUR: dict[int, tuple[int, Exception | None]] = {
     100: (0, QueueFull("the queue is full")),
     101: (0, RuntimeError("a defect of ours")),
-    102: (0, Unsupported("no such head", param="attribution.heads")),
+    102: (0, Unsupported("no such steering", param="steering")),
     103: (6, NonFiniteLogits("no finite logits at position 3")),
     104: (5, None),
     105: (0, EngineStopped("the thread ended")),
