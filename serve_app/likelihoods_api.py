@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from engine import EstimateLikelihood, Likelihood, limits
 
 from .analyses import analyze_all, encode_text
-from .errors import ApiError
+from .errors import ApiError, told_as
 from .schemas import Prompt, StrictObject, check_text, is_int
 from .schemas.answers import Answer
 from .service import answer_of, api_errors, service_of
@@ -83,7 +83,8 @@ async def estimate_likelihood(request: Request, body: LikelihoodRequest) -> dict
             seed=body.seed,
             cfg_scale=body.cfg_scale,
         )
-    (found,) = await answer_of(request, analyze_all(service.client, [analysis], Likelihood))
+    with told_as(continuation_token_ids="continuation"):
+        (found,) = await answer_of(request, analyze_all(service.client, [analysis], Likelihood))
     return {
         "object": "likelihood",
         "model": checkpoint.model_id,

@@ -120,7 +120,7 @@ ENGINE_METRICS: dict[str, Metric] = {
     "rows_in_use": _gauge("Rows of the last pass; 0 when nothing runs.", "rows"),
     "rows_capacity": _gauge("Most rows of a pass.", "rows"),
     "lanes_in_use": _gauge("Lanes of running sequences; a guided one has two.", "lanes"),
-    "lanes_capacity": _gauge("Sequences that can run at once.", "lanes"),
+    "lanes_capacity": _gauge("Sequences that can run at once, a guided one counted twice.", "lanes"),
     "pages_free": _gauge("Pages without content.", "pages"),
     "pages_cached": _gauge("Pages kept for prefixes to come; given up as soon as somebody needs one.", "pages"),
     "pages_held": _gauge("Pages of running sequences, and those lent to analyses.", "pages"),
