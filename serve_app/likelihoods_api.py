@@ -38,7 +38,8 @@ class LikelihoodRequest(StrictObject):
     continuation: Annotated[Prompt, BeforeValidator(_check_one_text)]
     """What is judged: text or token ids, at least one."""
     num_samples: int = Field(default=128, ge=1, le=limits.MAX_SAMPLES)
-    """Forward passes with different masks. The standard error falls with the square root of their number."""
+    """Forward passes with different masks. The standard error falls with the square root of their number; more than
+    batch_size of them are needed to tell it."""
     batch_size: int = Field(default=32, ge=1, le=limits.MAX_SAMPLES)
     """Samples whose mask counts are spread evenly over the continuation."""
     seed: int = Field(default=0, ge=0, le=limits.MAX_SEED)
@@ -52,7 +53,8 @@ class LikelihoodAnswer(Answer):
     object: Literal["likelihood"]
     model: str
     log_likelihood: float
-    standard_error: float
+    standard_error: float | None
+    """Null where num_samples is at most batch_size: one batch does not tell how far another would be."""
     num_samples: int
     num_tokens: int
     """Of the continuation."""

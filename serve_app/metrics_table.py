@@ -129,6 +129,12 @@ ENGINE_METRICS: dict[str, Metric] = {
         "Prompt tokens at first admission: cached, found in sealed pages, or computed.", "tokens", "source"
     ),
     "prefix_hits": _counter("Requests that found a part of their prompt in sealed pages.", "requests"),
+    "scored_tokens": _counter(
+        "Tokens scored left to right: cached, in blocks that an earlier text has as well, or computed.",
+        "tokens",
+        "source",
+    ),
+    "score_cache_bytes": _gauge("Host memory that the cached scores take.", "bytes"),
     "drafts": _counter("Draft rows of the lossless policy.", "rows"),
     "drafts_position_right": _counter("Drafts whose expected commit came at the expected position.", "rows"),
     "drafts_token_right": _counter("Of these, with the expected token.", "rows"),

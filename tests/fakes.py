@@ -173,8 +173,9 @@ class FakeEngine:
                 )
             case EmbedTokens(token_ids=ids):
                 return Embedding(vector=tuple(float(sum(ids) % 7 + i) for i in range(self.model_config.n_embd)))
-            case EstimateLikelihood(continuation_token_ids=ids, num_samples=number):
-                return Likelihood(log_likelihood=-float(len(ids)), standard_error=0.5, num_samples=number)
+            case EstimateLikelihood(continuation_token_ids=ids, num_samples=number, batch_size=size):
+                error = 0.5 if number > size else None
+                return Likelihood(log_likelihood=-float(len(ids)), standard_error=error, num_samples=number)
             case InspectTokens(token_ids=ids, top_k=k):
                 concept = ConceptContribution(0, 0.5, 1.0)
                 return Inspection(
