@@ -44,7 +44,7 @@ class CompletionRequest(GenerateFields):
     prompt: Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(check_prompt)]
     """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
-    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server has room for no more.
+    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server allows no more.
     0 only with `echo`: nothing is generated, the prompt is returned and scored."""
     logprobs: Annotated[
         Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)] | None, BeforeValidator(_check_logprobs)
