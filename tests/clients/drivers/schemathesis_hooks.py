@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import schemathesis
@@ -22,3 +24,12 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
                 target["max_tokens"] = MAX_TOKENS
             if isinstance(target.get("max_completion_tokens"), int) and target["max_completion_tokens"] > MAX_TOKENS:
                 target["max_completion_tokens"] = MAX_TOKENS
+
+
+@schemathesis.hook
+def after_call(context: Any, case: Any, response: Any) -> None:
+    """Note the operation and what it answered."""
+    line = f"{case.operation.method.upper()} {case.operation.path} {response.status_code}\n"
+    # One write a line, to a file opened for appending: several workers note at once.
+    with Path(os.environ["GLASSBLOCK_ANSWERS"]).open("a", encoding="utf-8") as answers:
+        answers.write(line)
