@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -29,6 +29,9 @@ def check_prompt(value: Any) -> Any:
     )
 
 
+_Logprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
+
+
 def _check_logprobs(value: Any) -> Any:
     # Chat says whether, this API how many; clients of the one send its "no" to the other.
     return None if value is False else value
@@ -46,7 +49,7 @@ class CompletionRequest(GenerateFields):
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
     """Exact number of tokens at most. 0 only with `echo`: nothing is generated, the prompt is returned and scored."""
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)] | None, BeforeValidator(_check_logprobs)
+        _Logprobs | None, BeforeValidator(_check_logprobs, json_schema_input_type=_Logprobs | Literal[False] | None)
     ] = None
     """Return each token's log-probability (before penalties and temperature) and those of this many likeliest."""
     echo: bool = False
