@@ -99,8 +99,8 @@ class Likelihood:
     """A Monte-Carlo estimate, in nats."""
 
     log_likelihood: float
-    standard_error: float
-    """Of the mean over batches of samples; 0 for a single batch."""
+    standard_error: float | None
+    """Of the mean over batches of samples. None for a single batch, which does not tell how far another would be."""
     num_samples: int
 
 

@@ -61,6 +61,7 @@ _MOST_LAYERS = 1024
 _LARGEST_SIZE = 2**24
 _MOST_LANES = 2**16
 _MOST_PAGES = 2**31
+_MOST_BYTES = 2**50
 
 _TYPE_NAMES = {bool: "true or false", float: "a number", int: "a whole number", str: "text", NoneType: "null"}
 
@@ -363,6 +364,10 @@ class EngineConfig:
     model's context. 0: nothing is kept, and traces are refused."""
     share_prefixes: bool = True
     """Let sequences with equal prefixes share the pages of their sealed blocks."""
+    score_cache_bytes: int = 2**26
+    """Host memory for scores of complete blocks, kept for texts that begin alike, whichever request they came with. The
+    least recently used go first. A block of 64 takes 1.2 KiB, and 0.75 KiB more for each of `num_logprobs`. 0: each
+    text is scored as a whole."""
     batching: Batching = "independent"
     """`independent`: each request moves through its blocks at its own pace. `lockstep`: all wait for the slowest at
     each block, for comparison."""
@@ -402,6 +407,7 @@ class EngineConfig:
         _check_range(self, ("max_rows", "max_prefill_rows", "max_lanes"), 1, _MOST_LANES)
         _check_range(self, ("num_pages", "max_waiting", "max_analyses", "profile_steps"), 1, _MOST_PAGES)
         _check_range(self, ("profile_after", "draft_row_limit", "input_attribution_context"), 0, _MOST_PAGES)
+        _check_range(self, ("score_cache_bytes",), 0, _MOST_BYTES)
         # A finished block seals in the pass that begins the next one: two rows of one sequence.
         _check(self.max_rows >= 2, f"max_rows is {self.max_rows}; it must be at least 2, a denoise row and a seal row")
         _check(

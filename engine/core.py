@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .admission import check_request
 from .analysis import Analysis, AnalysisResult
-from .analyzing import AnalysisDesk, start_analysis
+from .analyzing import AnalysisDesk, ScoreCache, start_analysis
 from .checks import is_whole, shown
 from .config import EngineConfig, ModelConfig
 from .decoding.attribution import top_tokens
@@ -104,6 +104,8 @@ class Engine:
         self._num_arrived = 0
         self._pass_averages = PassAverages()
         self._analyses = AnalysisDesk(self.config.max_analyses)
+        self._score_cache = ScoreCache(self.config.score_cache_bytes)
+        self._measured.scored(0, 0, cache_bytes=0)
 
     @classmethod
     def from_checkpoint(
@@ -247,6 +249,7 @@ class Engine:
         if not is_ahead:
             self._outbox.take_explanations(self._outbox.num_explaining)
         self._analyses.advance()
+        self._measured.scored(*self._score_cache.take_counts(), cache_bytes=self._score_cache.num_bytes)
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
         self._measured.usage(self.stats())
         events = self._outbox.take_events()
@@ -259,7 +262,7 @@ class Engine:
         Raises InvalidRequest or QueueFull; then nothing has changed. Cancelling the future ends the analysis.
         """
         self._analyses.check_room()
-        return self._analyses.add(start_analysis(analysis, self.runner, self.scheduler))
+        return self._analyses.add(start_analysis(analysis, self.runner, self.scheduler, self._score_cache))
 
     def analyze(self, analysis: Analysis) -> AnalysisResult:
         """Do one analysis now. Requests go on meanwhile, but their events are lost: use one or the other."""
@@ -284,8 +287,9 @@ class Engine:
         return self.scheduler.preempt(request_id)
 
     def check_integrity(self) -> None:
-        """Assert that pages, lanes and sequences agree; for tests and for idle moments."""
+        """Assert that pages, lanes, sequences and caches agree; for tests and for idle moments."""
         self.scheduler.check_integrity()
+        self._score_cache.check_integrity(is_idle=not self._analyses.has_work)
 
     def concept_top_tokens(self, concept_id: int, k: int = 15, *, head: Head = "known") -> list[tuple[int, float]]:
         """(token id, alignment) of the tokens a concept most promotes, by its unit embedding against lm_head."""

@@ -137,6 +137,13 @@ class Measurements:
         if cached:
             self._recorder.count("prefix_hits")
 
+    def scored(self, num_cached: int, num_computed: int, *, cache_bytes: int) -> None:
+        """Positions of texts got scores, from the cache or from the device; the cache takes so many bytes now."""
+        for source, number in (("cached", num_cached), ("computed", num_computed)):
+            if number:
+                self._recorder.count("scored_tokens", number, source=source)
+        self._recorder.gauge("score_cache_bytes", cache_bytes)
+
     def preempted(self, number: int) -> None:
         """Sequences have lost their lanes because pages ran out."""
         if number:

@@ -39,6 +39,8 @@ class EngineLoad:
     """Pages that a new sequence could take: free and cached ones."""
     num_waiting: int
     """Requests without a lane, preempted ones included."""
+    num_lanes_waiting: int
+    """Lanes that these want: two for a guided one."""
     running: tuple[RunningLoad, ...]
     """In order of service."""
     pass_seconds: tuple[tuple[int, float], ...]
@@ -75,6 +77,7 @@ def measure(
         num_pages=scheduler.num_free_pages + scheduler.num_cached_pages + scheduler.num_held_pages,
         num_pages_free=scheduler.num_free_pages + scheduler.num_cached_pages,
         num_waiting=scheduler.num_waiting,
+        num_lanes_waiting=scheduler.num_lanes_waiting,
         running=tuple(running),
         pass_seconds=pass_averages.averages(),
         prefixes=scheduler.take_prefix_changes(everything=with_all_prefixes),

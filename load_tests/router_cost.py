@@ -66,6 +66,7 @@ def _report(replica: int, number: int, num_free: int) -> Reported:
             num_lanes_free=num_free,
             num_pages_free=15_000,
             num_waiting=0,
+            num_lanes_waiting=0,
             running=running,
             pass_seconds=PASS_SECONDS,
             has_all_prefixes=number == 1,

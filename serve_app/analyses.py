@@ -113,7 +113,8 @@ def encode_input(text: str | list[int] | list[Message], checkpoint: Checkpoint) 
 
 def encode_text(text: Prompt, checkpoint: Checkpoint, *, param: str, least: int = 1) -> list[int]:
     """Ids of a text, or the ids themselves once they are checked. Raises ApiError that names `param`."""
-    context, vocab_size = checkpoint.config.block_size, checkpoint.config.vocab_size
+    config = checkpoint.config
+    context, vocab_size = config.block_size, config.vocab_size
     if isinstance(text, str):
         _check_length(len(text.encode()), checkpoint, param)
         token_ids = checkpoint.tokenizer.encode(text)
@@ -122,6 +123,9 @@ def encode_text(text: Prompt, checkpoint: Checkpoint, *, param: str, least: int 
         for i, token_id in enumerate(token_ids):
             if not 0 <= token_id < vocab_size:
                 message = f"{param}[{i}] is {token_id}; token ids lie in [0, {vocab_size})"
+                raise ApiError(400, message, code="invalid_value", param=f"{param}[{i}]")
+            if token_id == config.mask_token_id:
+                message = f"{param}[{i}] is {token_id}, the mask token, which stands for no text; leave it out"
                 raise ApiError(400, message, code="invalid_value", param=f"{param}[{i}]")
     if len(token_ids) < least:
         raise ApiError(400, f"{param} is empty; at least {least} token is needed", code="invalid_value", param=param)

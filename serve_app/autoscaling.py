@@ -15,20 +15,21 @@ def replicas_wanted(
     num_replicas: int,
     lanes_in_use: float,
     lanes_per_replica: float,
-    num_queued: float,
+    lanes_queued: float,
     oldest_wait_s: float,
     target_lane_use: float,
     max_queue_age_s: float,
 ) -> int:
     """Replicas with which `target_lane_use` of all lanes would be in use.
 
-    Requests that wait for a lane want one too, but only once the oldest has waited for longer than `max_queue_age_s`:
-    a queue that clears within that is what queues are for. Then there is at least one replica more than now.
+    The lanes that waiting requests want count too, but only once the oldest has waited for longer than
+    `max_queue_age_s`: a queue that clears within that is what queues are for. Then there is at least one replica more
+    than now.
     """
     if lanes_per_replica <= 0:
         return num_replicas
-    is_late = num_queued > 0 and oldest_wait_s > max_queue_age_s
-    lanes_wanted = lanes_in_use + (num_queued if is_late else 0)
+    is_late = lanes_queued > 0 and oldest_wait_s > max_queue_age_s
+    lanes_wanted = lanes_in_use + (lanes_queued if is_late else 0)
     wanted = math.ceil(lanes_wanted / (lanes_per_replica * target_lane_use))
     return max(wanted, num_replicas + 1) if is_late else max(wanted, 1)
 
@@ -58,7 +59,7 @@ class LanePolicy:
             lanes_in_use=sum(in_use),
             lanes_per_replica=max(numbers("lanes"), default=0.0),
             # Every replica repeats what the router told it of the one queue.
-            num_queued=max(numbers("num_queued"), default=0.0),
+            lanes_queued=max(numbers("lanes_queued"), default=0.0),
             oldest_wait_s=max(numbers("oldest_wait_s"), default=0.0),
             target_lane_use=self._target_lane_use,
             max_queue_age_s=self._max_queue_age_s,

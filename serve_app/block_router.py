@@ -242,7 +242,7 @@ class BlockRouter:
         self._handle(ReplicaGone(replica_id))
 
     def _answer(self, *, wants_all_prefixes: bool) -> ReportAnswer:
-        return ReportAnswer(wants_all_prefixes, len(self._waiting), self._policy.oldest_wait_s)
+        return ReportAnswer(wants_all_prefixes, self._policy.num_lanes_waiting, self._policy.oldest_wait_s)
 
     def _measure_boundaries(self, report: ReplicaReport, now: float) -> None:
         """Compare the ends of blocks with what was predicted when they were first seen."""

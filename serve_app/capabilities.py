@@ -128,9 +128,6 @@ class Capabilities(Answer):
 def capabilities(checkpoint: Checkpoint, configured: Limits, *, has_presets: bool) -> dict[str, Any]:
     """The answer of GET /v1/capabilities, as JSON."""
     config = checkpoint.config
-    embedding_types = [
-        kind for kind in get_args(EmbeddingKind) if kind != "discovered" or config.concept.use_discovered
-    ]
     return {
         "object": "capabilities",
         "api_version": API_VERSION,
@@ -163,7 +160,7 @@ def capabilities(checkpoint: Checkpoint, configured: Limits, *, has_presets: boo
             "max_input_attribution_steps": limits.MAX_INTEGRATION_STEPS,
         },
         "embeddings": {
-            "types": embedding_types,
+            "types": list(get_args(EmbeddingKind)),
             "poolings": list(get_args(Pooling)),
             "encoding_formats": ["float", "base64"],
             "dimensions": config.n_embd,

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from engine import Analysis, AnalysisResult, Event, GenerateRequest, Head, Scores, ScoreTokens
 
+from .errors import told_as
 from .lease_messages import ServiceLoad
 from .rendering import AnswerFormat, Choice, DiffusionPiece, Piece, TextPiece, additions, usage
 from .schemas import GenerateFields, StreamOptions
@@ -170,7 +171,8 @@ class Completion:
             token_ids = (*choice.job.prompt_token_ids, *choice.token_ids)
             if token_ids not in found:
                 asked = ScoreTokens(token_ids=token_ids, num_logprobs=self._request.num_logprobs)
-                scores = await self._client.analyze(asked)
+                with told_as(token_ids="prompt"):
+                    scores = await self._client.analyze(asked)
                 assert isinstance(scores, Scores), scores
                 found[token_ids] = scores
         return [found[*choice.job.prompt_token_ids, *choice.token_ids] for choice in self._choices]

@@ -14,7 +14,7 @@ from engine import ConceptContribution, Head, Inspection, InspectTokens
 from .analyses import TextInput, TokenUsage, analyze_all, encode_input
 from .attribution import number
 from .concepts import Concept, ConceptCatalogue
-from .errors import ApiError
+from .errors import ApiError, told_as
 from .schemas import StrictObject
 from .schemas.answers import Answer
 from .service import answer_of, service_of
@@ -217,7 +217,8 @@ async def inspect(request: Request, body: InspectRequest) -> Response:
     check_model(body.model, checkpoint)
     token_ids = await asyncio.to_thread(encode_input, body.input, checkpoint)
     analysis = InspectTokens(token_ids=token_ids, top_k=body.top_k)
-    (found,) = await answer_of(request, analyze_all(service.client, [analysis], Inspection))
+    with told_as(token_ids="input"):
+        (found,) = await answer_of(request, analyze_all(service.client, [analysis], Inspection))
     tokenizer, catalogue = checkpoint.tokenizer, checkpoint.catalogue
     tokens = [
         {

@@ -174,9 +174,10 @@ class Limits(StrictModel):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1)
     """Larger bodies get a 413."""
     max_prompts: int = Field(default=32, ge=1)
-    """Prompts in one request."""
+    """Choices of one request: its prompts, each `n` times."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens that one choice may ask for. None: what the model's context leaves."""
+    """Most tokens that one choice may ask for; who does not say gets no more either. None: what the model's context
+    leaves."""
     max_embedding_inputs: int = Field(default=2048, ge=1)
     """Texts in one request for embeddings."""
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from engine import Embedding, EmbeddingKind, EmbedTokens, Pooling
 
 from .analyses import TokenUsage, analyze_all, encode_text
-from .errors import ApiError
+from .errors import ApiError, told_as
 from .schemas import Object, Prompt, Unsupported, check_prompt, is_int
 from .schemas.answers import Answer
 from .service import answer_of, service_of
@@ -91,7 +91,8 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
         )
         for i, item in enumerate(body.inputs)
     ]
-    embeddings = await answer_of(request, analyze_all(service.client, analyses, Embedding))
+    with told_as(token_ids="input"):
+        embeddings = await answer_of(request, analyze_all(service.client, analyses, Embedding))
     num_tokens = sum(len(analysis.token_ids) for analysis in analyses)
     return JSONResponse(
         {

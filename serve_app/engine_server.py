@@ -135,15 +135,18 @@ class EngineServer:
         Raises what the engine raises. A request without a lease waits in the engine's own queue.
         """
         self._start_reporting(asyncio.get_running_loop())
-        num_pages = len(request.prompt_token_ids) // self._block_size + 1
+        # Each lane has a page table of its own.
+        num_lanes = route.num_lanes
+        num_pages = num_lanes * (len(request.prompt_token_ids) // self._block_size + 1)
         if lease is not None:
-            reason = self._desk.refusal(lease, num_pages, prefix_keys(request.prompt_token_ids, self._block_size))
+            keys = prefix_keys(request.prompt_token_ids, self._block_size)
+            reason = self._desk.refusal(lease, num_lanes, num_pages, keys)
             if reason is not None:
                 yield Refusal(self._desk.replica_id, reason)
                 return
         elif self._max_waiting is not None and self._desk.num_waiting >= self._max_waiting:
             raise QueueFull(f"{self._desk.num_waiting} requests wait and max_waiting is {self._max_waiting}")
-        self._desk.take(route.request_id, num_pages)
+        self._desk.take(route.request_id, num_lanes, num_pages)
         try:
             yield Welcome(self._desk.replica_id)
             async with aclosing(self.generate(request, trace)) as batches:
@@ -205,18 +208,18 @@ class EngineServer:
             # Its boundaries have all passed, so it would look the idlest of all.
             clock = replace(clock, num_lanes_free=0, boundaries_s=(), is_silent=True)
         stats = publish_clock(clock, time.time() - self._desk.load_age_s)
-        if clock.num_running or {**stats, "read_at": 0} != {**self._stats, "read_at": 0}:
+        if clock.num_lanes_in_use or {**stats, "read_at": 0} != {**self._stats, "read_at": 0}:
             # What an idle replica says stays as it is, or every process would be told twice a second.
             self._stats = stats
         return self._stats
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve: what LanePolicy decides by."""
-        load, answer = self._desk.load, self._reporter.last_answer
+        desk, load, answer = self._desk, self._desk.load, self._reporter.last_answer
         return {
             "lanes": float(load.num_lanes) if load is not None else 0.0,
-            "lanes_in_use": float(load.num_lanes - load.num_lanes_free + self._desk.num_waiting) if load else 0.0,
-            "num_queued": float(answer.num_queued) if answer is not None else 0.0,
+            "lanes_in_use": float(load.num_lanes - load.num_lanes_free + desk.num_lanes_waiting) if load else 0.0,
+            "lanes_queued": float(answer.num_lanes_queued) if answer is not None else 0.0,
             "oldest_wait_s": answer.oldest_wait_s if answer is not None else 0.0,
         }
 
@@ -241,7 +244,7 @@ class EngineServer:
 
     async def _report(self, report: ReplicaReport) -> ReportAnswer:
         if self._router is None:
-            return ReportAnswer(wants_all_prefixes=False, num_queued=0, oldest_wait_s=0.0)
+            return ReportAnswer(wants_all_prefixes=False, num_lanes_queued=0, oldest_wait_s=0.0)
         answer: ReportAnswer = await self._router.report.remote(report, self._block_size)
         return answer
 

@@ -23,7 +23,9 @@ ERROR_CODES: dict[str, ErrorCode] = {
         (400,), "A field, parameter or header has a value that it cannot have; `param` names it."
     ),
     "unsupported_field": ErrorCode((400,), "A field is known and not served here; leave it out."),
-    "attribution_unsupported": ErrorCode((400,), "What `attribution` asks for, this checkpoint cannot give."),
+    "attribution_unsupported": ErrorCode(
+        (400,), "What is to be explained, this checkpoint or this server cannot explain."
+    ),
     "context_length_exceeded": ErrorCode((400,), "Prompt and `max_tokens`, or a text, do not fit; shorten them."),
     "concept_not_found": ErrorCode((400, 404), "No concept has the id or label: 404 in a path, 400 in a body."),
     "concept_not_steerable": ErrorCode((400,), "The concept is no one to steer by; see `/v1/concepts?steerable=true`."),

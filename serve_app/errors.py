@@ -8,7 +8,8 @@ Ray's error and its own; the table is looked up along the class's MRO, so both f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,15 +171,29 @@ def to_api_error(error: Exception) -> ApiError:
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), _INTERNAL)
     original = error.cause if isinstance(error, RayTaskError) else error
     param = original.param if isinstance(original, InvalidRequest) else None
-    is_attribution = answer.code == UNSUPPORTED_FIELD and (param or "").startswith("attribution")
     return ApiError(
         answer.status,
         answer.message or str(original),
-        code="attribution_unsupported" if is_attribution else answer.code,
+        code=answer.code,
         type=answer.type,
-        param=_http_param(param),
+        param=http_param(param),
         retry_after_s=answer.retry_after_s,
     )
+
+
+_TOLD: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
+
+
+@contextmanager
+def told_as(**names: str) -> Iterator[None]:
+    """Have errors name a field as the body has it: `names` are the body's, by the engine's."""
+    try:
+        yield
+    except _TOLD as error:
+        known = to_api_error(error)
+        if known.param not in names:
+            raise
+        raise known.with_param(names[known.param]) from error
 
 
 def is_expected(error: Exception) -> bool:
@@ -265,7 +280,7 @@ _IN_DIFFUSION = ("policy", "tokens_per_step", "threshold", "factor", "entropy_bo
 _PARAMS = {"prompt_token_ids": "prompt"} | {f"sampling.{name}": f"diffusion.{name}" for name in _IN_DIFFUSION}
 
 
-def _http_param(param: str | None) -> str | None:
+def http_param(param: str | None) -> str | None:
     """The engine's name of a field -> the API's."""
     return None if param is None else _PARAMS.get(param, param.removeprefix("sampling."))
 

@@ -14,7 +14,7 @@ from .disconnect import EventStream, until_disconnect
 from .rendering import AnswerFormat, ChatFormat, CompletionFormat
 from .schemas import ChatRequest, CompletionRequest, GenerateFields
 from .schemas.answers import CHAT_RESPONSES, COMPLETION_RESPONSES
-from .service import QUEUE_HEADERS, admitted, api_errors, caller_of, service_of
+from .service import QUEUE_HEADERS, api_errors, caller_of, service_of, with_named_preset
 from .translation import make_jobs
 
 router = APIRouter(tags=["generate"])
@@ -36,8 +36,8 @@ async def _generate(request: Request, body: GenerateFields, answer_format: Answe
     service = service_of(request)
     completion_id = f"{answer_format.id_prefix}{uuid.uuid4().hex}"
     with api_errors():
-        body = await admitted(body, service)
-        jobs = make_jobs(body, service.checkpoint, completion_id=completion_id, max_prompts=service.limits.max_prompts)
+        body = await with_named_preset(body, service)
+        jobs = make_jobs(body, service.checkpoint, completion_id=completion_id, limits=service.limits)
         completion = Completion(
             service.client, body, jobs, service.checkpoint, answer_format, completion_id, caller_of(request)
         )

@@ -30,13 +30,14 @@ from engine import (
     ReplayTrace,
     TargetAttribution,
     Trace,
+    Unsupported,
     limits,
     trace_of,
 )
 
 from .attribution import number
 from .completions import Caller, EngineClient
-from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, to_api_error
+from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, http_param, to_api_error
 from .rendering import require_text
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
@@ -46,7 +47,7 @@ from .schemas.input_attribution import (
     ReplayRequest,
     Role,
 )
-from .service import QUEUE_HEADERS, Service, admitted, answer_of, caller_of, service_of
+from .service import QUEUE_HEADERS, Service, answer_of, caller_of, service_of, with_named_preset
 from .translation import Checkpoint, check_model, make_jobs
 
 router = APIRouter(tags=["attributions"])
@@ -126,7 +127,7 @@ async def _trace(service: Service, body: InputAttributionRequest, caller: Caller
     if body.request is None:
         return Trace.from_dict(body.trace), None
     with _named_within("request"):
-        engine_request = _engine_request(await admitted(body.request, service), service.checkpoint)
+        engine_request = _engine_request(await with_named_preset(body.request, service), service)
         # With nothing to explain: what the engine never explains is refused before anything is generated.
         empty = Trace(
             prompt_token_ids=engine_request.prompt_token_ids,
@@ -141,10 +142,11 @@ async def _trace(service: Service, body: InputAttributionRequest, caller: Caller
     return trace_of(engine_request, output), output.seed
 
 
-def _engine_request(request: CompletionRequest | ChatRequest, checkpoint: Checkpoint) -> GenerateRequest:
+def _engine_request(request: CompletionRequest | ChatRequest, service: Service) -> GenerateRequest:
     if request.stream:
         raise ApiError(400, "there is nothing to stream here; leave it out", code=UNSUPPORTED_FIELD, param="stream")
-    (job,) = make_jobs(request, checkpoint, completion_id=f"attr-{uuid.uuid4().hex}", max_prompts=1)
+    only_one = service.limits.model_copy(update={"max_prompts": 1})
+    (job,) = make_jobs(request, service.checkpoint, completion_id=f"attr-{uuid.uuid4().hex}", limits=only_one)
     if job.engine_request is None:
         message = "max_tokens is 0, so there is nothing to explain; at least 1"
         raise ApiError(400, message, code="invalid_value", param="max_tokens")
@@ -180,7 +182,11 @@ def _targets(asked: list[int] | None, trace: Trace, checkpoint: Checkpoint) -> t
 
 
 async def _analyzed(client: EngineClient, analysis: AttributeInputs) -> InputAttribution:
-    result = await client.analyze(analysis)
+    try:
+        result = await client.analyze(analysis)
+    except Unsupported as error:
+        known = to_api_error(error)
+        raise ApiError(400, known.message, code="attribution_unsupported", param=known.param) from error
     assert isinstance(result, InputAttribution), result
     return result
 
@@ -206,7 +212,7 @@ def _named_within(field: str) -> Iterator[None]:
     except _ERRORS as error:
         known = to_api_error(error)
         # What the engine says of the trace is the caller's request.
-        inner = (known.param or "").removeprefix("trace").lstrip(".")
+        inner = http_param("sampling." + (known.param or "").removeprefix("trace").lstrip(".")) or ""
         raise known.with_param(f"{field}.{inner}" if inner else field) from error
 
 

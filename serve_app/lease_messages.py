@@ -108,7 +108,7 @@ class ReportAnswer:
 
     wants_all_prefixes: bool
     """The next report has to list every prefix: the router missed some."""
-    num_queued: int
-    """Requests that wait in the router, for any replica."""
+    num_lanes_queued: int
+    """Lanes that the requests in the router want, of any replica."""
     oldest_wait_s: float
     """How long the oldest of them has waited."""

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from engine import EstimateLikelihood, Likelihood, limits
 
 from .analyses import analyze_all, encode_text
-from .errors import ApiError
+from .errors import ApiError, told_as
 from .schemas import Prompt, StrictObject, check_text, is_int
 from .schemas.answers import Answer
 from .service import answer_of, api_errors, service_of
@@ -38,7 +38,8 @@ class LikelihoodRequest(StrictObject):
     continuation: Annotated[Prompt, BeforeValidator(_check_one_text)]
     """What is judged: text or token ids, at least one."""
     num_samples: int = Field(default=128, ge=1, le=limits.MAX_SAMPLES)
-    """Forward passes with different masks. The standard error falls with the square root of their number."""
+    """Forward passes with different masks. The standard error falls with the square root of their number; more than
+    batch_size of them are needed to tell it."""
     batch_size: int = Field(default=32, ge=1, le=limits.MAX_SAMPLES)
     """Samples whose mask counts are spread evenly over the continuation."""
     seed: int = Field(default=0, ge=0, le=limits.MAX_SEED)
@@ -52,7 +53,8 @@ class LikelihoodAnswer(Answer):
     object: Literal["likelihood"]
     model: str
     log_likelihood: float
-    standard_error: float
+    standard_error: float | None
+    """Null where num_samples is at most batch_size: one batch does not tell how far another would be."""
     num_samples: int
     num_tokens: int
     """Of the continuation."""
@@ -81,7 +83,8 @@ async def estimate_likelihood(request: Request, body: LikelihoodRequest) -> dict
             seed=body.seed,
             cfg_scale=body.cfg_scale,
         )
-    (found,) = await answer_of(request, analyze_all(service.client, [analysis], Likelihood))
+    with told_as(continuation_token_ids="continuation"):
+        (found,) = await answer_of(request, analyze_all(service.client, [analysis], Likelihood))
     return {
         "object": "likelihood",
         "model": checkpoint.model_id,

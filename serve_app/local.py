@@ -6,12 +6,14 @@ import logging
 import socket
 import threading
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import cast
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine import Analysis, AnalysisResult, AsyncEngine, EngineConfig, Event, GenerateRequest, Head
 
@@ -26,6 +28,7 @@ from .streaming import without_commits
 
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 10.0
+_REQUEST_ID = b"x-request-id"
 
 
 class LocalEngineClient:
@@ -96,9 +99,32 @@ def local_server(
         running.stop()
 
 
+class RequestIds:
+    """Does what Ray Serve's proxy does elsewhere: takes a request's `x-request-id`, or makes one, and returns it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Add the header to a request that has none, and to the answer."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = dict(scope["headers"]).get(_REQUEST_ID) or str(uuid.uuid4()).encode()
+        others = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (_REQUEST_ID, request_id)]}
+            await send(message)
+
+        await self.app({**scope, "headers": [*others, (_REQUEST_ID, request_id)]}, receive, send_named)
+
+
 def uvicorn_server(service: Service) -> uvicorn.Server:
     """An HTTP server for `service` that says nothing of its own."""
-    config = uvicorn.Config(create_api(service), log_level=logging.ERROR, access_log=False, lifespan="off")
+    app = RequestIds(create_api(service))
+    config = uvicorn.Config(app, log_level=logging.ERROR, access_log=False, lifespan="off")
     return uvicorn.Server(config)
 
 

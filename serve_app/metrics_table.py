@@ -120,7 +120,7 @@ ENGINE_METRICS: dict[str, Metric] = {
     "rows_in_use": _gauge("Rows of the last pass; 0 when nothing runs.", "rows"),
     "rows_capacity": _gauge("Most rows of a pass.", "rows"),
     "lanes_in_use": _gauge("Lanes of running sequences; a guided one has two.", "lanes"),
-    "lanes_capacity": _gauge("Sequences that can run at once.", "lanes"),
+    "lanes_capacity": _gauge("Sequences that can run at once, a guided one counted twice.", "lanes"),
     "pages_free": _gauge("Pages without content.", "pages"),
     "pages_cached": _gauge("Pages kept for prefixes to come; given up as soon as somebody needs one.", "pages"),
     "pages_held": _gauge("Pages of running sequences, and those lent to analyses.", "pages"),
@@ -129,6 +129,12 @@ ENGINE_METRICS: dict[str, Metric] = {
         "Prompt tokens at first admission: cached, found in sealed pages, or computed.", "tokens", "source"
     ),
     "prefix_hits": _counter("Requests that found a part of their prompt in sealed pages.", "requests"),
+    "scored_tokens": _counter(
+        "Tokens scored left to right: cached, in blocks that an earlier text has as well, or computed.",
+        "tokens",
+        "source",
+    ),
+    "score_cache_bytes": _gauge("Host memory that the cached scores take.", "bytes"),
     "drafts": _counter("Draft rows of the lossless policy.", "rows"),
     "drafts_position_right": _counter("Drafts whose expected commit came at the expected position.", "rows"),
     "drafts_token_right": _counter("Of these, with the expected token.", "rows"),

@@ -83,6 +83,9 @@ def apply_preset(request: Fields, checkpoint: Checkpoint, store: PresetStore | N
     named, param = (own.preset, "steering.preset") if own.preset is not None else (by_model, "model")
     if named is None:
         return request
+    if (why := request.why_plain) is not None:
+        message = f"preset {named!r} has no effect: {why}; leave it out"
+        raise ApiError(400, message, code="invalid_value", param=param)
     if store is None:
         raise ApiError(404, "this server keeps no presets", code="preset_not_found", param=param)
     steering = with_preset(own, store.get(named, param=param), checkpoint, param=param)

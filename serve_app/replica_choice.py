@@ -27,8 +27,8 @@ def publish_clock(clock: ReplicaClock, now_s: float) -> dict[str, Any]:
         "read_at": now_s,
         "num_lanes_free": clock.num_lanes_free,
         "num_pages_free": clock.num_pages_free,
-        "num_waiting": clock.num_waiting,
-        "num_running": clock.num_running,
+        "num_lanes_waiting": clock.num_lanes_waiting,
+        "num_lanes_in_use": clock.num_lanes_in_use,
         "boundaries_s": list(clock.boundaries_s),
         "is_silent": clock.is_silent,
     }
@@ -37,16 +37,16 @@ def publish_clock(clock: ReplicaClock, now_s: float) -> dict[str, Any]:
 def read_clock(replica_id: str, stats: dict[str, Any], now_s: float, num_sent: int) -> ReplicaClock:
     """What a replica's routing stats say; nothing free where it has published none yet.
 
-    `num_sent`: requests that were sent there from here since, which it could not know of.
+    `num_sent`: lanes of requests that were sent there from here since, which it could not know of.
     """
     if "read_at" not in stats:
-        return ReplicaClock(replica_id=replica_id, num_lanes_free=0, num_pages_free=0, num_waiting=num_sent)
+        return ReplicaClock(replica_id=replica_id, num_lanes_free=0, num_pages_free=0, num_lanes_waiting=num_sent)
     return ReplicaClock(
         replica_id=replica_id,
         num_lanes_free=stats["num_lanes_free"],
         num_pages_free=stats["num_pages_free"],
-        num_waiting=stats["num_waiting"] + num_sent,
-        num_running=stats["num_running"],
+        num_lanes_waiting=stats["num_lanes_waiting"] + num_sent,
+        num_lanes_in_use=stats["num_lanes_in_use"],
         boundaries_s=tuple(stats["boundaries_s"]),
         # Machines' clocks may disagree: then the news is taken as fresh.
         age_s=min(max(now_s - stats["read_at"], 0.0), _OLDEST_CLOCK_S),
@@ -86,7 +86,7 @@ class ReplicaChoice(RequestRouter):
         route = route_of(pending_request.args)
         ranked = rank_replicas(clocks, route or ANY_REQUEST)
         if ranked and route is not None:
-            self._count(ranked[0], by_id[ranked[0]].routing_stats)
+            self._count(ranked[0], by_id[ranked[0]].routing_stats, route.num_lanes)
         return [[by_id[id_]] for id_ in ranked]
 
     # Serve finds the call that a replica was chosen for by the id of the HTTP request around it, which all calls for
@@ -103,9 +103,9 @@ class ReplicaChoice(RequestRouter):
         pending = self._pending.get(id(request_metadata))
         return pending if pending is not None and not pending.future.done() else None
 
-    def _count(self, replica_id: str, stats: dict[str, Any]) -> None:
-        """What is sent counts until the replica's clock is newer."""
-        self._sent[replica_id] = (stats.get("read_at", 0.0), self._num_sent(replica_id, stats) + 1)
+    def _count(self, replica_id: str, stats: dict[str, Any], num_lanes: int) -> None:
+        """The lanes of what is sent count until the replica's clock is newer."""
+        self._sent[replica_id] = (stats.get("read_at", 0.0), self._num_sent(replica_id, stats) + num_lanes)
 
     def _num_sent(self, replica_id: str, stats: dict[str, Any]) -> int:
         read_at, number = self._sent.get(replica_id, (0.0, 0))

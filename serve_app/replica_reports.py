@@ -28,12 +28,14 @@ def make_report(
         num_lanes_free=load.num_lanes_free,
         num_pages_free=load.num_pages_free,
         num_waiting=desk.num_waiting,
+        num_lanes_waiting=desk.num_lanes_waiting,
         running=tuple(
             RunningBlock(
                 request_id=block.request_id,
                 num_steps_left=block.num_steps_left,
                 num_blocks_left=block.num_blocks_left,
                 num_pages=block.num_pages,
+                num_lanes=block.num_lanes,
             )
             for block in load.running
         ),

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .api_keys import ApiKeys
 from .checkpoint import locate
 from .config import BUILDER, AppConfig, local_cluster_environment
 from .deploy_check import load
@@ -68,8 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         if failure is not None:
             print(f"\n{failure}", file=sys.stderr, flush=True)
             return 1
-        body = '{"prompt": "a small", "max_tokens": 32}'
-        print(f"\nReady: {url}\nTry:   curl -s --json '{body}' {url}/v1/completions", flush=True)
+        print(f"\nReady: {url}\nTry:   {first_request(url, asks_for_key=asks_for_key(content))}", flush=True)
         return process.wait()
     except _Stop:
         print("\nStopping", flush=True)
@@ -79,16 +79,34 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A Ray Serve config file that is in order, and whose checkpoints are there.
+    """A Ray Serve config file that is in order, and whose checkpoints and API keys are there.
 
     Raises ValueError where Serve would ignore it, or report in its log only and then wait for ever.
     """
     content = load(file.read_text(encoding="utf-8"))
-    for application in content.get("applications") or []:
-        if application.get("import_path") == BUILDER:
-            settings = AppConfig.model_validate(application.get("args") or {})
-            locate(settings.checkpoint, settings.revision, with_weights=False)
+    for settings in _settings_of(content):
+        locate(settings.checkpoint, settings.revision, with_weights=False)
+        if settings.ingress.api_keys is not None:
+            ApiKeys(settings.ingress.api_keys)
     return content
+
+
+def asks_for_key(config: dict[str, Any]) -> bool:
+    """Whether a config's server answers only those who have an API key."""
+    return any(settings.ingress.api_keys is not None for settings in _settings_of(config))
+
+
+def first_request(url: str, *, asks_for_key: bool) -> str:
+    """A shell command that shows that the server at `url` answers."""
+    key = ' -H "authorization: Bearer $GLASSBLOCK_API_KEY"' if asks_for_key else ""
+    body = '{"prompt": "a small", "max_tokens": 32}'
+    return f"curl -s{key} --json '{body}' {url}/v1/completions"
+
+
+def _settings_of(config: dict[str, Any]) -> Iterator[AppConfig]:
+    for application in config.get("applications") or []:
+        if application.get("import_path") == BUILDER:
+            yield AppConfig.model_validate(application.get("args") or {})
 
 
 def base_url(config: dict[str, Any]) -> str:

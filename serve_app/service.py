@@ -109,13 +109,8 @@ async def answer_of(request: Request, work: Coroutine[Any, Any, T]) -> T:
         return await until_disconnect(request.receive, work)
 
 
-async def admitted(request: Fields, service: Service) -> Fields:
-    """A request to generate, with the preset that it names; raises ApiError for more tokens than the server allows."""
-    most = service.limits.max_tokens
-    if most is not None and request.token_limit > most:
-        field = "max_completion_tokens" if getattr(request, "max_completion_tokens", None) is not None else "max_tokens"
-        message = f"{field} is {request.token_limit}; this server allows {most}"
-        raise ApiError(400, message, code="invalid_value", param=field)
+async def with_named_preset(request: Fields, service: Service) -> Fields:
+    """A request to generate, with the preset that it names; raises ApiError for one that cannot be had."""
     if not names_preset(request):
         return request
     # Presets are files, which may be far away.

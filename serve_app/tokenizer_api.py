@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from .chat_template import encode_chat
 from .errors import ApiError
+from .preset_steering import split_model
 from .schemas import MAX_MESSAGES, Message, Object, check_text
 from .schemas.answers import Answer
 from .service import service_of
@@ -98,7 +99,7 @@ class TokenizerInfo(Answer):
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Token ids of a prompt, special tokens by name included, or of messages in the chat template."""
     checkpoint = service_of(request).checkpoint
-    check_model(body.model, checkpoint)
+    _check_model(body.model, checkpoint)
     # Off the event loop: a body may hold megabytes.
     token_ids = await asyncio.to_thread(_encoded, body, checkpoint)
     tokenizer = checkpoint.tokenizer
@@ -114,7 +115,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids; special tokens stand under their names, so that /tokenize gives the ids again."""
     checkpoint = service_of(request).checkpoint
-    check_model(body.model, checkpoint)
+    _check_model(body.model, checkpoint)
     vocab_size = checkpoint.config.vocab_size
     for position, token_id in enumerate(body.tokens):
         if not 0 <= token_id < vocab_size:
@@ -143,6 +144,11 @@ async def get_tokenizer_info(request: Request) -> dict[str, Any]:
         "add_eos_token": False,
         "chat_template": None if checkpoint.chat_template is None else checkpoint.chat_template.source,
     }
+
+
+def _check_model(model: str | None, checkpoint: Checkpoint) -> None:
+    # A client that generates with a preset sends the same name here; the tokens are the model's.
+    check_model(split_model(model, checkpoint.model_id)[0], checkpoint)
 
 
 def _encoded(body: TokenizeRequest, checkpoint: Checkpoint) -> list[int]:

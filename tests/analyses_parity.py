@@ -16,6 +16,7 @@ from engine import (
 )
 from engine.analyzing.likelihood import estimate
 from engine.analyzing.noisy_rows import Mask, NoisyText
+from engine.analyzing.score_cache import ScoreCache
 from engine.analyzing.texts import Tools
 from tests.checkpoints import Recipe
 from tests.oracle import Oracle
@@ -29,7 +30,8 @@ def estimate_with(engine: Engine, asked: EstimateLikelihood, masks: Iterable[Mas
     prompt, continuation = tuple(asked.prompt_token_ids), tuple(asked.continuation_token_ids)
     is_guided = asked.cfg_scale > 0 and bool(prompt)
     text = NoisyText(prompt, continuation, engine.model_config, is_guided=is_guided)
-    slices = estimate(text, masks, asked, Tools(engine.runner.text_passes, engine.scheduler.lending))
+    tools = Tools(engine.runner.text_passes, engine.scheduler.lending, ScoreCache(0))
+    slices = estimate(text, masks, asked, tools)
     while True:
         try:
             next(slices)

@@ -86,7 +86,7 @@ class FakeEngine:
         return cls(ModelConfig.from_json(path))
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[Event, ...]]:
-        check_request(request, self.model_config, num_pages=NUM_PAGES)
+        check_request(request, self.model_config, num_pages=NUM_PAGES, num_lanes=self.num_lanes)
         self.requests.append(request)
         self.running.add(request.request_id)
         self.ask_load()
@@ -113,15 +113,20 @@ class FakeEngine:
             self._on_load(self.load(with_all_prefixes=with_all_prefixes))
 
     def load(self, *, with_all_prefixes: bool = False) -> EngineLoad:
+        guided = {request.request_id for request in self.requests if request.is_guided}
         running = [
-            RunningLoad(request_id=str(id_), num_steps_left=8, num_blocks_left=1, num_pages=1) for id_ in self.running
+            RunningLoad(
+                request_id=str(id_), num_steps_left=8, num_blocks_left=1, num_pages=1, num_lanes=1 + (id_ in guided)
+            )
+            for id_ in self.running
         ]
         return EngineLoad(
             num_lanes=self.num_lanes,
-            num_lanes_free=max(self.num_lanes - len(running), 0),
+            num_lanes_free=max(self.num_lanes - sum(block.num_lanes for block in running), 0),
             num_pages=NUM_PAGES,
             num_pages_free=NUM_PAGES - len(running),
             num_waiting=0,
+            num_lanes_waiting=0,
             running=tuple(running),
             pass_seconds=((1, 0.01),),
             prefixes=PrefixChanges(is_everything=with_all_prefixes),
@@ -168,8 +173,9 @@ class FakeEngine:
                 )
             case EmbedTokens(token_ids=ids):
                 return Embedding(vector=tuple(float(sum(ids) % 7 + i) for i in range(self.model_config.n_embd)))
-            case EstimateLikelihood(continuation_token_ids=ids, num_samples=number):
-                return Likelihood(log_likelihood=-float(len(ids)), standard_error=0.5, num_samples=number)
+            case EstimateLikelihood(continuation_token_ids=ids, num_samples=number, batch_size=size):
+                error = 0.5 if number > size else None
+                return Likelihood(log_likelihood=-float(len(ids)), standard_error=error, num_samples=number)
             case InspectTokens(token_ids=ids, top_k=k):
                 concept = ConceptContribution(0, 0.5, 1.0)
                 return Inspection(
@@ -318,7 +324,7 @@ async def misbehave(request: GenerateRequest, number: int) -> None:
 MISBEHAVIOUR: dict[int, tuple[int, Exception | None]] = {
     100: (0, QueueFull("the queue is full")),
     101: (0, RuntimeError("a defect of ours")),
-    102: (0, Unsupported("no such head", param="attribution.heads")),
+    102: (0, Unsupported("no such steering", param="steering")),
     103: (6, NonFiniteLogits("no finite logits at position 3")),
     104: (5, None),
     105: (0, EngineStopped("the thread ended")),

@@ -260,5 +260,18 @@ CAPACITY = Dashboard(
                 Query(f"({rate_or_zero(engine('prefix_hits_total'))}) / {rate(engine('requests_total'))}", "requests"),
             ),
         ),
+        Panel(
+            title="Scored tokens",
+            description="Tokens scored left to right: computed, a row each, or found with a text that began alike.",
+            unit="short",
+            is_stacked=True,
+            queries=(Query(rate(engine("scored_tokens_total"), "source"), "{{source}}"),),
+        ),
+        Panel(
+            title="Score cache",
+            description="Host memory of cached scores, by replica; at `score_cache_bytes` the oldest go.",
+            unit="bytes",
+            queries=(Query(f"sum by (replica) ({engine('score_cache_bytes')})", "{{replica}}"),),
+        ),
     ),
 )

@@ -15,7 +15,7 @@ ENGINE_FILTER = f'{APPLICATION_FILTER}, replica=~"$replica"'
 CACHED = 'source="cached"'
 FAILED = 'code=~"5.."'
 
-Unit = Literal["s", "percentunit", "short", "reqps", "ops"]
+Unit = Literal["s", "percentunit", "short", "reqps", "ops", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)

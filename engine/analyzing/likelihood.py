@@ -72,11 +72,18 @@ def estimate(text: NoisyText, masks: Iterable[Mask], analysis: EstimateLikelihoo
 
 
 def combine(losses: Sequence[float], batch_size: int) -> Likelihood:
-    """The estimate from the samples' losses, each -logprob of the masked tokens over the masked share."""
+    """The estimate from the samples' losses, each -logprob of the masked tokens over the masked share.
+
+    Batches are drawn independently, so the variance of their means over their number estimates that of the estimate
+    without bias, also where the last batch is smaller and varies more. A batch's mask counts are one systematic sample:
+    a random start and even steps. Such a sample cannot tell its own variance without bias (Cochran, Sampling
+    Techniques, 1977, chapter 8), since its members are not independent: the spread between mask counts is in its
+    losses, but the even steps take it out of their mean. So one batch gives no error.
+    """
     # A batch that is not complete counts as much as the others, as in the published evaluation.
     batches = [losses[start : start + batch_size] for start in range(0, len(losses), batch_size)]
     means = [math.fsum(batch) / len(batch) for batch in batches]
-    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
     return Likelihood(log_likelihood=-statistics.fmean(means), standard_error=error, num_samples=len(losses))
 
 

@@ -52,19 +52,19 @@ def check_trace(trace: Trace, config: ModelConfig, runner: ModelRunner) -> None:
         )
     if trace.limit > longest:
         raise Unsupported(
-            f"the trace has {len(trace.prompt_token_ids)} prompt tokens and max_tokens {trace.max_tokens}; together "
-            f"at most {longest} are replayed: raise input_attribution_context",
+            f"there are {len(trace.prompt_token_ids)} prompt tokens and max_tokens is {trace.max_tokens}; together at "
+            f"most {longest} are replayed: raise input_attribution_context",
             param="trace",
         )
     if trace.cfg_scale:
         raise Unsupported(
-            f"the trace was made with cfg_scale {trace.cfg_scale:g}, and guided traces are not replayed: its logits "
-            "come from two passes",
+            f"cfg_scale is {trace.cfg_scale:g}, and guided generations are not replayed: their logits come from two "
+            "passes",
             param="trace.cfg_scale",
         )
     if trace.steering is not None and trace.steering.overrides:
         raise Unsupported(
-            "the trace was made with overrides of concept weights, which are not replayed", param="trace.steering"
+            "generations with overrides of concept weights are not replayed", param="trace.steering.overrides"
         )
     request = GenerateRequest(
         prompt_token_ids=trace.prompt_token_ids,

@@ -21,12 +21,13 @@ from .inspect import start_inspection
 from .likelihood import start_likelihood
 from .replaying import replay_trace
 from .score import start_scores
+from .score_cache import ScoreCache
 from .texts import Slices, Tools
 
 
-def start_analysis(analysis: Analysis, runner: ModelRunner, scheduler: Scheduler) -> Slices:
+def start_analysis(analysis: Analysis, runner: ModelRunner, scheduler: Scheduler, score_cache: ScoreCache) -> Slices:
     """The work of an analysis, nothing of it done yet. Raises InvalidRequest for what can never be served."""
-    tools = Tools(runner.text_passes, scheduler.lending)
+    tools = Tools(runner.text_passes, scheduler.lending, score_cache)
     match analysis:
         case ScoreTokens():
             return start_scores(analysis, tools)

@@ -16,6 +16,7 @@ from ..config import ModelConfig
 from ..errors import NonFiniteLogits, PromptTooLong
 from ..runner.text_passes import TextPasses, TextRow
 from ..scheduling import PageLease, PageLending, prefix_keys
+from .score_cache import ScoreCache
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -30,6 +31,7 @@ class Tools:
 
     passes: TextPasses
     lending: PageLending
+    score_cache: ScoreCache
 
     @property
     def config(self) -> ModelConfig:

@@ -76,6 +76,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_lanes_waiting(self) -> int:
+        """Lanes that these want; a guided one wants two."""
+        return sum(sequence.num_lanes for sequence in self._waiting)
+
+    @property
     def num_running(self) -> int:
         """Sequences with a lane; a guided one has two."""
         return len(self._running)

@@ -157,6 +157,7 @@ class BlockRouter:
             num_lanes_free=replica.num_lanes - replica.num_running,
             num_pages_free=replica.cache.num_available,
             num_waiting=len(replica.waiting),
+            num_lanes_waiting=len(replica.waiting),
             running=tuple(running),
             pass_seconds=PASS_SECONDS,
             prefixes_added=added,

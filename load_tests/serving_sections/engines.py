@@ -151,6 +151,7 @@ class PacedEngine:
             num_pages=NUM_PAGES,
             num_pages_free=NUM_PAGES - len(running),
             num_waiting=0,
+            num_lanes_waiting=0,
             running=running,
             pass_seconds=((1, max(self._step_s, LEAST_PASS_S)),),
             prefixes=PrefixChanges(is_everything=with_all_prefixes),

@@ -72,7 +72,7 @@ class Choice:
         self._endofchunk = checkpoint.config.endofchunk_token_id
         self._silent_end = None if request.ignore_eos else checkpoint.config.eot_id
         self._num_prompt_tokens = len(job.prompt_token_ids)
-        self._end = self._num_prompt_tokens + request.token_limit
+        self._end = self._num_prompt_tokens + (job.engine_request.max_tokens if job.engine_request else 0)
         self._first_block = self._num_prompt_tokens // checkpoint.config.diff_block_size
         self._assembler = TextAssembler(
             checkpoint.tokenizer,

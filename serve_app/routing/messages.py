@@ -29,6 +29,8 @@ class RouteRequest:
     max_tokens: int
     tokens_per_step: float = 1.0
     """Tokens that a pass of it is expected to commit."""
+    num_lanes: int = 1
+    """Lanes, and sequences of rows, that it takes: two of a guided one."""
     prefix_keys: tuple[bytes, ...] = ()
     """One for each complete block of the prompt, from block 0 on: each stands for all tokens up to its block's end."""
     age_s: float = 0.0
@@ -47,16 +49,18 @@ class RouteRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningBlock:
-    """A sequence that has a lane."""
+    """A sequence that has its lane, or lanes."""
 
     request_id: str
     num_steps_left: int
     """Passes until its block is finished, as far as can be known: prefill still to do, then masked positions by its
     tokens a pass. The seal rides with the next block's first pass."""
     num_blocks_left: int
-    """Blocks that follow the present one at most; with 0 its lane comes free at this block's end."""
+    """Blocks that follow the present one at most; with 0 its lanes come free at this block's end."""
     num_pages: int
     """Pages that it holds and that come free with it."""
+    num_lanes: int = 1
+    """Lanes that come free with it: two of a guided one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +77,8 @@ class ReplicaReport:
     """Free and cached ones: as many as a new sequence could take."""
     num_waiting: int
     """Requests that it has taken and not yet given a lane."""
+    num_lanes_waiting: int
+    """Lanes that these want."""
     running: tuple[RunningBlock, ...]
     pass_seconds: tuple[tuple[int, float], ...]
     """(rows, seconds of a pass of so many rows), measured, rising by rows. Empty before the first pass."""
@@ -87,7 +93,7 @@ class ReplicaReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """The router's word that a replica has, or is about to have, a lane and pages for a request."""
+    """The router's word that a replica has, or is about to have, lanes and pages for a request."""
 
     lease_id: str
     request_id: str

@@ -62,16 +62,16 @@ class Busy(Protocol):
     """A replica's report, or its engine's load."""
 
     @property
-    def running(self) -> Sequence[object]:
-        """What has a lane."""
-
-    @property
-    def num_waiting(self) -> int:
-        """What has none yet."""
-
-    @property
     def num_lanes(self) -> int:
         """Lanes in all."""
+
+    @property
+    def num_lanes_free(self) -> int:
+        """Those that nobody has."""
+
+    @property
+    def num_lanes_waiting(self) -> int:
+        """Those that are wanted by what has none yet."""
 
     @property
     def pass_seconds(self) -> Sequence[tuple[int, float]]:
@@ -79,8 +79,8 @@ class Busy(Protocol):
 
 
 def num_rows_to_come(busy: Busy) -> int:
-    """Rows of the passes to come: what runs, and what waits as far as there are lanes; at least 1."""
-    return max(min(len(busy.running) + busy.num_waiting, busy.num_lanes), 1)
+    """Rows of the passes to come, one a lane: what runs, and what waits as far as there are lanes; at least 1."""
+    return max(min(busy.num_lanes - busy.num_lanes_free + busy.num_lanes_waiting, busy.num_lanes), 1)
 
 
 def coming_pass_s(busy: Busy) -> float:

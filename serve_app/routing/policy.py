@@ -44,7 +44,7 @@ _RETRY_AFTER_S = (1.0, 60.0)
 class RoutingPolicy:
     """Keeps the waiting requests and what is known of each replica; binds one to the other as late as it may.
 
-    - A request is assigned while some replica has a lane and pages for it, or will have within `release_ahead_s`.
+    - A request is assigned while some replica has its lanes and pages, or will have within `release_ahead_s`.
       Among several the cheapest is chosen (see choice.py). Otherwise it waits here, bound to nobody.
     - Order of service is that of WaitingQueue. Requests that do not fit anywhere, or wait for a prefix, are passed over
       by a few behind them. Once such a request is overdue it claims a replica, which gets nothing else until it fits.
@@ -76,6 +76,11 @@ class RoutingPolicy:
     def num_waiting(self) -> int:
         """Requests that wait here."""
         return len(self._queue)
+
+    @property
+    def num_lanes_waiting(self) -> int:
+        """Lanes that these want."""
+        return self._queue.num_lanes
 
     @property
     def oldest_wait_s(self) -> float:
@@ -122,7 +127,8 @@ class RoutingPolicy:
         now_s = self._now_s
         times = [self._queue.next_deadline_s, self._queue.next_overdue_s(now_s)]
         heard = [replica for replica in self._replicas.values() if replica.heard_until_s >= now_s]
-        times += [replica.opens_s for replica in heard if replica.opens_s > now_s]
+        for num_lanes in self._queue.lanes_wanted:
+            times += [replica.opens_for(num_lanes) for replica in heard]
         times += [replica.next_expiry_s for replica in heard if replica.num_leases]
         wake_s = min((time_s for time_s in times if time_s > now_s), default=NEVER)
         return None if wake_s == NEVER else wake_s
@@ -225,15 +231,20 @@ class RoutingPolicy:
         return sooner_with_prefix(closed, work, best, self._now_s, until_s) is not None
 
     def _claim(self, waiting: Waiting, work: Work, allowed: list[Replica]) -> None:
-        """Keep others from the replica that is nearest to having the pages it needs."""
+        """Keep others from the replica that is nearest to having the pages it needs, and then the lanes."""
         claimed = self._replicas.get(waiting.claimed_replica or "")
         if claimed is not None and claimed.heard_until_s >= self._now_s:
             return
         self._release_claim(waiting)
         if allowed:
-            nearest = min(allowed, key=lambda r: (r.num_pages_short(work.num_prompt_blocks), r.id))
+            nearest = min(allowed, key=lambda r: self._distance(r, work))
             waiting.claimed_replica = nearest.id
             self._claims[nearest.id] = waiting
+
+    def _distance(self, replica: Replica, work: Work) -> tuple[int, float, str]:
+        num_lanes = work.num_lanes
+        num_short = max(replica.num_pages_short(num_lanes, work.num_pages), 0)
+        return num_short, max(replica.opens_for(num_lanes), self._now_s), replica.id
 
     def _assign(self, waiting: Waiting, work: Work, chosen: Candidate, reason: AssignmentReason) -> None:
         request, replica = waiting.request, chosen.replica
@@ -243,10 +254,10 @@ class RoutingPolicy:
             lease_id=f"{self._lease_prefix}{self._num_leases}",
             request_id=request.request_id,
             replica_id=replica.id,
-            expected_start_s=replica.starts_in_s(self._now_s),
+            expected_start_s=replica.starts_in_s(self._now_s, work.num_lanes),
             group=f"{self._lease_prefix}{self._num_releases}-{replica.id}",
         )
-        replica.promise(lease, self._num_leases, work.num_prompt_blocks, self._now_s)
+        replica.promise(lease, self._num_leases, work.num_lanes, work.num_pages, self._now_s)
         self._assigned_s.append(self._now_s)
         self._decisions.append(Assigned(lease, reason, self._now_s - waiting.arrived_s))
 

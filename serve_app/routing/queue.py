@@ -6,7 +6,7 @@ Knows requests and times. Must not know replicas.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -124,6 +124,7 @@ class WaitingQueue:
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []  # sorted
         self._num_of_tenant: dict[str, int] = {}
+        self._num_of_lanes: dict[int, int] = {}  # requests by the lanes that each wants
         self._num_submitted = 0
 
     def __len__(self) -> int:
@@ -133,6 +134,16 @@ class WaitingQueue:
     def num_tenants(self) -> int:
         """Tenants that wait for something."""
         return len(self._num_of_tenant)
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that all of them want."""
+        return sum(num_lanes * number for num_lanes, number in self._num_of_lanes.items())
+
+    @property
+    def lanes_wanted(self) -> Iterable[int]:
+        """Every number of lanes that one of them wants."""
+        return self._num_of_lanes
 
     @property
     def next_deadline_s(self) -> float:
@@ -172,6 +183,7 @@ class WaitingQueue:
         if request.deadline_s is not None:
             insort(self._by_deadline, (waiting.gives_up_s, waiting.number, waiting))
         self._num_of_tenant[request.tenant] = self.num_of_tenant(request.tenant) + 1
+        self._num_of_lanes[request.num_lanes] = self._num_of_lanes.get(request.num_lanes, 0) + 1
         if request.priority not in self._levels:
             self._levels[request.priority] = _Level()
             insort(self._priorities, request.priority)
@@ -189,6 +201,9 @@ class WaitingQueue:
         self._num_of_tenant[request.tenant] -= 1
         if not self._num_of_tenant[request.tenant]:
             del self._num_of_tenant[request.tenant]
+        self._num_of_lanes[request.num_lanes] -= 1
+        if not self._num_of_lanes[request.num_lanes]:
+            del self._num_of_lanes[request.num_lanes]
         level = self._levels[request.priority]
         level.remove(waiting, is_served=served_s is not None)
         if not level:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from .messages import Lease, ReplicaReport
 from .pass_times import UNMEASURED, PassTimes, num_rows_to_come
@@ -23,6 +22,7 @@ class _OpenLease:
     """A lease that the replica has not answered yet, or whose request it has not begun."""
 
     request_id: str
+    num_lanes: int
     num_pages: int
     expires_s: float
     is_refused: bool = False
@@ -46,13 +46,13 @@ class Replica:
         self.last_leased = 0
         """Number of the last lease it got, of all: whose turn it is among equals."""
         self.opens_s = NEVER
-        """When it has room for one more, as far as lanes go; in the past if it has."""
+        """When it has room for one lane more, whatever pages it wants; in the past if it has."""
         self.heard_until_s = NEVER
         """When it will have been silent for too long."""
         self.next_expiry_s = NEVER
         """When the next lease times out."""
         self.num_rows = 0
-        """Sequences that run there, wait there, or are on their way."""
+        """Of sequences that run there, wait there, or are on their way: one a lane."""
         self.standing = 0
         """Rises with its rows, and with its last lease's number where rows are equal."""
         self._accept(report, now_s)
@@ -100,6 +100,8 @@ class Replica:
         self.report = report
         self.reported_s = now_s
         self.heard_until_s = now_s + self._settings.replica_timeout_s
+        # What wants more lanes, or pages, than there are can never fit: it is refused there, once these are free.
+        self._most_lanes, self._most_pages = max(report.num_lanes, 1), report.num_pages
         self._num_void = 0
         if report.pass_seconds and report.pass_seconds != self._points:
             self._points = report.pass_seconds
@@ -111,8 +113,16 @@ class Replica:
             (block for block in report.running if block.num_blocks_left == 0),
             key=lambda b: (b.num_steps_left, b.num_pages),
         )
-        self._ends_s = [now_s + block.num_steps_left * pass_s for block in ending]
-        self._pages_at_end = list(accumulate(block.num_pages for block in ending))
+        # Of each lane that comes free, in order: when, and the pages that have come free with it and those before.
+        self._ends_s: list[float] = []
+        self._pages_at_end: list[int] = []
+        num_pages = 0
+        for block in ending:
+            num_pages += block.num_pages
+            end_s = now_s + block.num_steps_left * pass_s
+            for _ in range(block.num_lanes):
+                self._ends_s.append(end_s)
+                self._pages_at_end.append(num_pages)
         self._refresh()
 
     def _learn_prefixes(self, report: ReplicaReport) -> None:
@@ -142,11 +152,12 @@ class Replica:
 
     # What it is promised.
 
-    def promise(self, lease: Lease, number: int, num_blocks: int, now_s: float) -> None:
-        """Reserve a lane and pages for the number-th lease of all, for so many complete blocks of prompt."""
+    def promise(self, lease: Lease, number: int, num_lanes: int, num_pages: int, now_s: float) -> None:
+        """Reserve lanes and pages for the number-th lease of all, no more than there are."""
         self.last_leased = number
         expires_s = now_s + lease.expected_start_s + self._settings.lease_timeout_s
-        self._leases[lease.lease_id] = _OpenLease(lease.request_id, self._num_pages_for(num_blocks), expires_s)
+        num_lanes, num_pages = min(num_lanes, self._most_lanes), min(num_pages, self._most_pages)
+        self._leases[lease.lease_id] = _OpenLease(lease.request_id, num_lanes, num_pages, expires_s)
         self._refresh()
 
     def refused(self, lease_id: str) -> bool:
@@ -176,43 +187,39 @@ class Replica:
 
     # What can be expected of it.
 
-    @property
-    def _num_lanes_free(self) -> int:
-        """Negative if more is promised than has ended yet."""
-        return self.report.num_lanes_free - self.report.num_waiting - len(self._leases)
+    def opens_for(self, num_lanes: int) -> float:
+        """When it has room for so many lanes more, whatever pages they want; in the past if it has."""
+        return self.opens_s if num_lanes == 1 else self._opening(num_lanes)[0]
 
-    def has_pages(self, num_blocks: int) -> bool:
-        """Whether it would admit a prompt of so many complete blocks when a lane is free for it."""
-        return self.num_pages_short(num_blocks) <= 0
+    def has_room(self, num_lanes: int, num_pages: int, now_s: float) -> bool:
+        """Whether it is open for so many lanes now, and would admit what reserves so many pages when they are free."""
+        opens_s, num_pages_free = self._opening_of_one if num_lanes == 1 else self._opening(num_lanes)
+        return opens_s <= now_s and min(num_pages, self._most_pages) <= num_pages_free
 
-    def num_pages_short(self, num_blocks: int) -> int:
-        """Pages that lack for a prompt of so many complete blocks; negative if some would be left."""
-        return self._num_pages_for(num_blocks) - self._num_pages_available
+    def num_pages_short(self, num_lanes: int, num_pages: int) -> int:
+        """Pages that lack when it opens for so many lanes; negative if some would be left.
 
-    def _num_pages_for(self, num_blocks: int) -> int:
-        """Pages that the replica reserves at admission: the prompt's complete blocks and the first canvas.
-
-        Shared pages count too: whether they are held by somebody, and so cost nothing, only the replica knows. No more
-        than it has: what can never fit is refused there.
+        Shared pages count too: whether they are held by somebody, and so cost nothing, only the replica knows.
         """
-        return min(num_blocks + 1, self.report.num_pages)
+        return min(num_pages, self._most_pages) - self._opening(num_lanes)[1]
 
-    def starts_in_s(self, now_s: float) -> float:
-        """Seconds until one more request could begin; infinite where that cannot be told."""
-        free = self._num_lanes_free
-        if free > 0:
+    def starts_in_s(self, now_s: float, num_lanes: int) -> float:
+        """Seconds until a request of so many lanes could begin; infinite where that cannot be told."""
+        missing = min(num_lanes, self._most_lanes) - self._num_lanes_free
+        if missing <= 0:
             return 0.0
-        return max(self._ends_s[-free] - now_s, 0.0) if -free < len(self._ends_s) else NEVER
+        return max(self._ends_s[missing - 1] - now_s, 0.0) if missing <= len(self._ends_s) else NEVER
 
-    def rows_at(self, time_s: float) -> int:
-        """Rows that would run beside a request that began then.
+    def rows_at(self, time_s: float, num_lanes: int) -> int:
+        """Rows that would run beside a request of so many lanes that began then.
 
         Those that end later count in full: their lanes are given away again, so a forecast of an emptier replica
         comes true for nobody. Weighing rows by their time left made the slowest first blocks 2 % slower.
         """
         rows = self.num_rows - bisect_right(self._ends_s, time_s)
-        most = self.report.num_lanes - 1
-        return rows if rows < most else most
+        most = self.report.num_lanes - num_lanes
+        # One that wants more lanes than there are would run beside nobody.
+        return rows if rows < most else most if most > 0 else 0
 
     def has_prefix(self, prefix_key: bytes) -> bool:
         """True if it can share the pages of all blocks up to the key's."""
@@ -235,19 +242,27 @@ class Replica:
 
     def _refresh(self) -> None:
         """Tell anew what follows from report and promises."""
-        leases = self._leases.values()
-        self.num_rows = len(self.report.running) + self.report.num_waiting + len(leases)
+        leases, report = self._leases.values(), self.report
+        num_lanes_leased = sum(lease.num_lanes for lease in leases)
+        # Negative if more is promised than has ended yet.
+        self._num_lanes_free = report.num_lanes_free - report.num_lanes_waiting - num_lanes_leased
+        self.num_rows = report.num_lanes - self._num_lanes_free
         # One number, since it is what all replicas are sorted by for each request.
         self.standing = (self.num_rows << 48) + self.last_leased
         self.next_expiry_s = min((lease.expires_s for lease in leases), default=NEVER)
-        free = self._num_lanes_free
         promised = sum(lease.num_pages for lease in leases) + sum(taken.num_pages for taken in self._taken.values())
-        # Those of the sequences at whose ends the lane comes free.
-        coming = self._pages_at_end[-free] if free <= 0 and -free < len(self._ends_s) else 0
-        self._num_pages_available = self.report.num_pages_free + coming - promised
-        if free > 0:
-            self.opens_s = -NEVER
-        elif -free < len(self._ends_s):
-            self.opens_s = self._ends_s[-free] - self._settings.release_ahead_s
-        else:
-            self.opens_s = NEVER
+        self._num_pages_free = report.num_pages_free - promised
+        # Kept, since one lane is what nearly every request wants.
+        self._opening_of_one = self._opening(1)
+        self.opens_s = self._opening_of_one[0]
+
+    def _opening(self, num_lanes: int) -> tuple[float, int]:
+        """When it has room for so many lanes more, and the pages that are free then."""
+        missing = min(num_lanes, self._most_lanes) - self._num_lanes_free
+        if missing <= 0:
+            return -NEVER, self._num_pages_free
+        if missing > len(self._ends_s):
+            return NEVER, self._num_pages_free
+        # With the pages of the sequences at whose ends the lanes come free.
+        opens_s = self._ends_s[missing - 1] - self._settings.release_ahead_s
+        return opens_s, self._num_pages_free + self._pages_at_end[missing - 1]

@@ -47,7 +47,8 @@ class CompletionRequest(GenerateFields):
     prompt: Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(check_prompt)]
     """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
-    """Exact number of tokens at most. 0 only with `echo`: nothing is generated, the prompt is returned and scored."""
+    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server has room for no more.
+    0 only with `echo`: nothing is generated, the prompt is returned and scored."""
     logprobs: Annotated[
         _Logprobs | None, BeforeValidator(_check_logprobs, json_schema_input_type=_Logprobs | Literal[False] | None)
     ] = None
@@ -64,16 +65,15 @@ class CompletionRequest(GenerateFields):
     def _check_scoring(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise PydanticCustomError("max_tokens", "is 0; at least 1 without `echo`", {"field": "max_tokens"})
-        why = "nothing is generated" if self.max_tokens == 0 else "with `echo`, `logprobs` are the plain model's"
         affected = {
-            "steering": self.steering is not None and (self.max_tokens == 0 or self.is_scoring),
-            "diffusion.cfg_scale": bool(self.diffusion.cfg_scale) and (self.max_tokens == 0 or self.is_scoring),
+            "steering": self.steering is not None,
+            "diffusion.cfg_scale": bool(self.diffusion.cfg_scale),
             "attribution": self.attribution.level != "off" and self.max_tokens == 0,
         }
-        for field, is_lost in affected.items():
-            if is_lost:
+        for field, is_there in affected.items():
+            if is_there and self.why_plain is not None:
                 raise PydanticCustomError(
-                    "no_effect", "has no effect: {why}; leave it out", {"why": why, "field": field}
+                    "no_effect", "has no effect: {why}; leave it out", {"why": self.why_plain, "field": field}
                 )
         return self
 
@@ -89,6 +89,13 @@ class CompletionRequest(GenerateFields):
     def token_limit(self) -> int:
         """Most tokens to generate."""
         return self.max_tokens
+
+    @property
+    def why_plain(self) -> str | None:
+        """Why steering would change nothing of the answer; None where it would."""
+        if self.max_tokens == 0:
+            return "nothing is generated"
+        return "with `echo`, `logprobs` are the plain model's" if self.is_scoring else None
 
     @property
     def num_logprobs(self) -> int | None:

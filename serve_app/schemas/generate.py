@@ -180,6 +180,11 @@ class GenerateFields(Object):
     bad_words: Annotated[list[str], Unsupported([])] = []
     allowed_token_ids: Annotated[None, Unsupported()] = None
     truncate_prompt_tokens: Annotated[None, Unsupported()] = None
+    prompt_embeds: Annotated[None, Unsupported()] = None
+    skip_special_tokens: Annotated[bool, Unsupported(True)] = True
+    spaces_between_special_tokens: Annotated[bool, Unsupported(True)] = True
+    return_tokens_as_token_ids: Annotated[bool, Unsupported(False, instead="send `return_token_ids`")] = False
+    cache_salt: Annotated[None, Unsupported()] = None
     logits_processors: Annotated[None, Unsupported()] = None
     tools: Annotated[list[Any], Unsupported([])] = []
     tool_choice: Annotated[str | None, Unsupported("none", "auto")] = None
@@ -227,6 +232,16 @@ class GenerateFields(Object):
     def token_limit(self) -> int:
         """Most tokens to generate."""
         raise NotImplementedError
+
+    @property
+    def token_limit_field(self) -> str | None:
+        """The field that says so; None where none does, so that the default is meant."""
+        return next((name for name in ("max_completion_tokens", "max_tokens") if name in self.model_fields_set), None)
+
+    @property
+    def why_plain(self) -> str | None:
+        """Why steering would change nothing of the answer; None where it would."""
+        return None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from engine import Head, limits
@@ -19,6 +19,9 @@ MAX_STRENGTH = 1000.0
 
 
 def _check_concept_name(value: Any) -> Any:
+    if isinstance(value, Mapping) and "id" in value and value.keys() <= {"id", "name"}:
+        # As answers and presets tell a concept, so that what they say can be sent again.
+        value = value["id"]
     if isinstance(value, str) or is_int(value):
         return value
     raise PydanticCustomError("concept_name", "must be a concept's id (a whole number) or its label (a string)")
@@ -32,15 +35,27 @@ def _check_concept_item(value: Any) -> Any:
     raise PydanticCustomError("concept_item", 'must be the id of a concept, its label, or {"id", "weight"}')
 
 
-ConceptName = Annotated[int | str, BeforeValidator(_check_concept_name)]
-"""A catalogue id or an exact label, whatever its case."""
+_ID = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+_NAME = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_NAMED = {
+    "type": "object",
+    "properties": {"id": _ID, "name": _NAME},
+    "required": ["id"],
+    "additionalProperties": False,
+}
+ConceptName = Annotated[
+    int | str, BeforeValidator(_check_concept_name), WithJsonSchema({"anyOf": [*_ID["anyOf"], _NAMED]})
+]
+"""A catalogue id or an exact label, whatever its case; or an object that has one as its `id`."""
 
 
 class ConceptItem(StrictObject):
     """One concept of an intervention."""
 
-    id: ConceptName
+    id: Annotated[int | str, BeforeValidator(_check_concept_name)]
     """A catalogue id or an exact label, whatever its case."""
+    name: str | None = None
+    """As presets tell it. Not read: the id decides."""
     weight: float = Field(default=1.0, ge=-MAX_STRENGTH, le=MAX_STRENGTH)
     """Its share of the sum."""
 
@@ -75,6 +90,15 @@ class InterventionSpec(StrictObject):
     """Of `hard_cutoff`: how many tokens are steered."""
     group: bool = False
     """Take each concept together with the members of its public group."""
+
+    @model_validator(mode="after")
+    def _check_cutoff(self) -> InterventionSpec:
+        # With a schedule beside it, it is what an answer has told, sent again.
+        if "cutoff_tokens" in self.model_fields_set and "schedule" not in self.model_fields_set:
+            raise PydanticCustomError(
+                "no_effect", 'only with `schedule: "hard_cutoff"`; send that too', {"field": "cutoff_tokens"}
+            )
+        return self
 
 
 class SuppressionSpec(StrictObject):
@@ -121,6 +145,12 @@ class SteeringSpec(StrictObject):
         if (self.concepts is None) != (self.strength is None):
             field = "strength" if self.strength is None else "concepts"
             raise PydanticCustomError("missing_partner", "`concepts` and `strength` go together", {"field": field})
+        if self.group and self.concepts is None:
+            raise PydanticCustomError(
+                "no_effect", "only with `concepts` beside it; an intervention has its own", {"field": "group"}
+            )
+        if self.override_mode != "delta" and not self.overrides and self.preset is None:
+            raise PydanticCustomError("no_effect", "only with `overrides`", {"field": "override_mode"})
         return self
 
 

@@ -25,7 +25,10 @@ class Checkpoint:
 
 
 def check_model(model: str | None, checkpoint: Checkpoint) -> None:
-    """Raise a 404 unless `model` is absent or the served one."""
+    """Raise ApiError unless `model` is absent or the served one; a preset of it is none where nothing is generated."""
+    if model is not None and model.startswith(f"{checkpoint.model_id}@"):
+        message = f"model is {model!r}, and a preset steers what is generated only; send {checkpoint.model_id!r}"
+        raise ApiError(400, message, code="invalid_value", param="model")
     if model is not None and model != checkpoint.model_id:
         message = f"no model is called {model!r}; this server has {checkpoint.model_id!r}"
         raise ApiError(404, message, code="model_not_found", param="model")

@@ -19,6 +19,7 @@ from engine import (
 )
 
 from ..chat_template import Turn, encode_chat
+from ..config import Limits
 from ..errors import ApiError
 from ..schemas import AttributionSpec, ChatRequest, CompletionRequest, GenerateFields, Message, Prompt, SteeringSpec
 from .checkpoint import Checkpoint, check_model
@@ -43,28 +44,28 @@ class ChoiceJob:
 
 
 def make_jobs(
-    request: GenerateFields, checkpoint: Checkpoint, *, completion_id: str, max_prompts: int
+    request: GenerateFields, checkpoint: Checkpoint, *, completion_id: str, limits: Limits
 ) -> list[ChoiceJob]:
     """`n` jobs a prompt, in the order of prompts. Raises ApiError or InvalidRequest that names the field at fault."""
     check_model(request.model, checkpoint)
-    prompts = list(_prompts(request, checkpoint, max_prompts=max_prompts))
+    _check_token_limit(request, limits)
+    prompts = list(_prompts(request, checkpoint, max_prompts=limits.max_prompts))
     asked = GenerateRequest(
         prompt_token_ids=(),
-        # The engine has no word for nothing.
-        max_tokens=max(request.token_limit, 1),
         sampling=_sampling(request),
         steering=_steering(request.steering, checkpoint),
-        attribution=_attribution(request.attribution),
+        attribution=_attribution(request.attribution, checkpoint.config),
         priority=request.priority,
     )
     jobs: list[ChoiceJob] = []
     for param, token_ids in prompts:
+        max_tokens = _max_tokens(request, len(token_ids), checkpoint.config, limits)
+        of_prompt = replace(asked, prompt_token_ids=token_ids, max_tokens=max_tokens)
         with _naming(param):
-            _check(replace(asked, prompt_token_ids=token_ids), checkpoint.config, generates=request.token_limit > 0)
+            _check(of_prompt, checkpoint.config, generates=request.token_limit > 0)
         for choice_index in range(request.n):
             engine_request = replace(
-                asked,
-                prompt_token_ids=token_ids,
+                of_prompt,
                 sampling=replace(asked.sampling, choice_index=choice_index),
                 # Not the client's own id: two clients may send the same one.
                 request_id=f"{completion_id}-{len(jobs)}",
@@ -72,6 +73,22 @@ def make_jobs(
             generates = engine_request if request.token_limit > 0 else None
             jobs.append(ChoiceJob(len(jobs), tuple(token_ids), generates, shares_prompt=choice_index > 0))
     return jobs
+
+
+def _check_token_limit(request: GenerateFields, limits: Limits) -> None:
+    field, most = request.token_limit_field, limits.max_tokens
+    if field is not None and most is not None and request.token_limit > most:
+        message = f"{field} is {request.token_limit}; this server allows {most}"
+        raise ApiError(400, message, code="invalid_value", param=field)
+
+
+def _max_tokens(request: GenerateFields, num_prompt_tokens: int, config: ModelConfig, limits: Limits) -> int:
+    """What is asked for; the default as far as there is room for it, since nobody has asked for that much."""
+    # The engine has no word for nothing.
+    most = max(request.token_limit, 1)
+    if request.token_limit_field is not None:
+        return most
+    return max(min(most, limits.max_tokens or most, config.block_size - num_prompt_tokens), 1)
 
 
 def turns_of(messages: Iterable[Message]) -> list[Turn]:
@@ -189,8 +206,11 @@ def _steering(spec: SteeringSpec | None, checkpoint: Checkpoint) -> SteeringPara
     return steering_params(spec, checkpoint.catalogue, num_layers=checkpoint.config.n_layers)
 
 
-def _attribution(spec: AttributionSpec) -> AttributionParams | None:
+def _attribution(spec: AttributionSpec, config: ModelConfig) -> AttributionParams | None:
     if spec.level == "off":
         return None
+    if "heads" in spec.model_fields_set and "discovered" in spec.heads and not config.concept.use_discovered:
+        message = "heads names discovered, a head that this checkpoint does not have; leave it out"
+        raise ApiError(400, message, code="attribution_unsupported", param="attribution.heads")
     # A chunk's scores are sums over every reported concept, so all of them have to come.
     return AttributionParams(top_k=spec.top_k if spec.level == "token" else None)

@@ -23,7 +23,8 @@ def driver(**options) -> Driver:
 def test_an_idle_engine_has_everything_free():
     load = load_of(driver())
     assert (load.num_lanes, load.num_lanes_free, load.num_pages, load.num_pages_free) == (3, 3, 32, 32)
-    assert (load.num_waiting, load.running, load.pass_seconds, load.prefixes) == (0, (), (), PrefixChanges())
+    assert (load.num_waiting, load.num_lanes_waiting) == (0, 0)
+    assert (load.running, load.pass_seconds, load.prefixes) == ((), (), PrefixChanges())
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -79,9 +80,21 @@ def test_those_without_a_lane_wait():
     run.add(*(Spec(id=f"r{i}", max_tokens=8) for i in range(5)))
     run.step()
     load = load_of(run)
-    assert (load.num_lanes_free, load.num_waiting, len(load.running)) == (0, 2, 3)
+    assert (load.num_lanes_free, load.num_waiting, load.num_lanes_waiting, len(load.running)) == (0, 2, 2, 3)
     run.finish()
     assert load_of(run).num_lanes_free == 3
+
+
+def test_a_guided_request_runs_and_waits_on_two_lanes():
+    run = driver(max_lanes=4)
+    run.add(*(Spec(id=f"g{i}", prompt=prompt_of(i, 2), max_tokens=8, is_guided=True) for i in range(3)))
+    run.add(Spec(id="single", max_tokens=8))
+    run.step()
+    load = load_of(run)
+    assert [block.num_lanes for block in load.running] == [2, 2]
+    assert (load.num_lanes_free, load.num_waiting, load.num_lanes_waiting) == (0, 2, 3)
+    run.finish()
+    assert load_of(run).num_lanes_waiting == 0
 
 
 def test_sealed_prompts_are_told_once_under_the_keys_that_a_prompt_has():

@@ -262,6 +262,8 @@ def test_requests_and_errors_survive_pickling():
         {"dtype": "float16"},
         {"max_rows": 1},
         {"max_waiting": 0},
+        {"score_cache_bytes": -1},
+        {"score_cache_bytes": 1e6},
         {"num_pages": 0},
         {"max_lanes": 0},
         {"max_prefill_rows": 0},

@@ -132,7 +132,7 @@ def test_beside_requests_neither_changes_and_the_host_waits_for_nothing_but_resu
 
 
 def test_deterministic_results_have_equal_bits_whatever_pages_rows_and_company_there_are() -> None:
-    plenty = make_engine(deterministic=True, dtype="bfloat16")
+    plenty = make_engine(deterministic=True, dtype="bfloat16", score_cache_bytes=0)
     few = make_engine(deterministic=True, dtype="bfloat16", max_rows=5, num_pages=24)
     alone = [plenty.analyze(analysis) for analysis in analyses()]
     few.add_request(GenerateRequest(prompt_token_ids=text(64), max_tokens=200))
@@ -141,6 +141,7 @@ def test_deterministic_results_have_equal_bits_whatever_pages_rows_and_company_t
         few.step()
     assert [future.result(timeout=0) for future in futures] == alone
     assert [plenty.analyze(analysis) for analysis in analyses()] == alone, "on pages found in the index"
+    assert [few.analyze(analysis) for analysis in analyses()] == alone, "with cached scores"
 
 
 def test_in_float8_any_number_of_positions_can_be_scored() -> None:

@@ -10,7 +10,7 @@ from serve_app.config import AppConfig
 CALM = {
     "num_replicas": 2,
     "lanes_per_replica": 10.0,
-    "num_queued": 0.0,
+    "lanes_queued": 0.0,
     "oldest_wait_s": 0.0,
     "target_lane_use": 0.8,
     "max_queue_age_s": 1.0,
@@ -23,10 +23,10 @@ def test_so_many_replicas_that_a_share_of_the_lanes_is_in_use(in_use, wanted):
 
 
 @pytest.mark.parametrize(
-    ("num_queued", "oldest_wait_s", "wanted"), [(30, 1.0, 2), (30, 1.1, 6), (1, 5.0, 3), (0, 5.0, 2)]
+    ("lanes_queued", "oldest_wait_s", "wanted"), [(30, 1.0, 2), (30, 1.1, 6), (1, 5.0, 3), (0, 5.0, 2)]
 )
-def test_requests_that_wait_too_long_bring_replicas(num_queued, oldest_wait_s, wanted):
-    case = {**CALM, "lanes_in_use": 16, "num_queued": num_queued, "oldest_wait_s": oldest_wait_s}
+def test_requests_that_wait_too_long_bring_replicas(lanes_queued, oldest_wait_s, wanted):
+    case = {**CALM, "lanes_in_use": 16, "lanes_queued": lanes_queued, "oldest_wait_s": oldest_wait_s}
     assert replicas_wanted(**case) == wanted
 
 
@@ -45,7 +45,7 @@ class Context:
 def test_the_policy_adds_lanes_up_and_takes_the_queue_once():
     # As Ray's controller has it: pickled.
     policy = cloudpickle.loads(cloudpickle.dumps(LanePolicy(target_lane_use=0.5, max_queue_age_s=1.0)))
-    queue = {"num_queued": {"a": 4.0, "b": 4.0}, "oldest_wait_s": {"a": 2.0, "b": 2.0}}
+    queue = {"lanes_queued": {"a": 4.0, "b": 4.0}, "oldest_wait_s": {"a": 2.0, "b": 2.0}}
     lanes = {"lanes": {"a": 4.0, "b": 4.0}, "lanes_in_use": {"a": 4.0, "b": 2.0}}
     assert policy(Context(**lanes, **queue)) == (5, {})
     assert policy(Context(**lanes)) == (3, {})
@@ -53,10 +53,10 @@ def test_the_policy_adds_lanes_up_and_takes_the_queue_once():
 
 
 @pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), None])
-@pytest.mark.parametrize("name", ["lanes", "lanes_in_use", "num_queued", "oldest_wait_s"])
+@pytest.mark.parametrize("name", ["lanes", "lanes_in_use", "lanes_queued", "oldest_wait_s"])
 def test_what_is_no_number_counts_for_nothing(name, nonsense):
     policy = LanePolicy(target_lane_use=0.5, max_queue_age_s=1.0)
-    metrics = {"lanes": {"a": 4.0}, "lanes_in_use": {"a": 6.0}, "num_queued": {"a": 4.0}, "oldest_wait_s": {"a": 2.0}}
+    metrics = {"lanes": {"a": 4.0}, "lanes_in_use": {"a": 6.0}, "lanes_queued": {"a": 4.0}, "oldest_wait_s": {"a": 2.0}}
     assert policy(Context(**metrics)) == (5, {})
     assert policy(Context(**{**metrics, name: {"b": nonsense, **metrics[name]}})) == (5, {})
     assert policy(Context(lanes_in_use={"b": nonsense})) == (3, {})

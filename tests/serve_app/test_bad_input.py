@@ -140,6 +140,9 @@ BAD_VALUES = [
     ),
     ({"steering": {"overrides": [{"concept": 1, "weight": math.nan}]}}, "steering.overrides[0].weight"),
     ({"steering": {"override_mode": "add"}}, "steering.override_mode"),
+    ({"steering": {"override_mode": "reference"}}, "steering.override_mode"),
+    ({"steering": {"group": True, "interventions": [INTERVENTION]}}, "steering.group"),
+    (steer(cutoff_tokens=8), "steering.interventions[1].cutoff_tokens"),
     ({"diffusion": {"cfg_scale": -1}}, "diffusion.cfg_scale"),
     ({"steering": {"suppress": [{"concept": 1, "strength": -1}]}}, "steering.suppress[0].strength"),
     ({"steering": {"suppress": [{"concept": 99, "strength": 1}]}}, "steering.suppress[0].concept"),
@@ -184,6 +187,11 @@ UNSUPPORTED = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
     ({"n": 2, "best_of": 3}, "best_of"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
+    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+    ({"cache_salt": "mine"}, "cache_salt"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
 ]
 

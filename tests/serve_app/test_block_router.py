@@ -29,6 +29,7 @@ def report(number: int = 1, *, replica_id: str = "one", free: int = 1, running: 
         num_lanes_free=free,
         num_pages_free=50,
         num_waiting=0,
+        num_lanes_waiting=0,
         running=tuple(blocks),
         pass_seconds=((1, 0.01),),
         has_all_prefixes=number == 1,
@@ -243,9 +244,13 @@ async def test_a_replica_whose_report_was_missed_is_asked_for_its_prefixes(route
 async def test_a_report_is_answered_with_the_state_of_the_queue(router):
     waiting = await router.queue(route("a", age_s=2.5))
     answer = await router.report(free=0)
-    assert (answer.num_queued, answer.oldest_wait_s) == (1, pytest.approx(2.5))
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    assert (answer.num_lanes_queued, answer.oldest_wait_s) == (1, pytest.approx(2.5))
+    guided = await router.queue(route("b", num_lanes=2))
+    assert (await router.report(2, free=0)).num_lanes_queued == 3
+    for task in (waiting, guided):
+        task.cancel()
+    await asyncio.gather(waiting, guided, return_exceptions=True)
+    assert (await router.report(3, free=0)).num_lanes_queued == 0
 
 
 async def test_the_size_of_a_block_is_what_replicas_say(router):

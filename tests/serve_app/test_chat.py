@@ -213,6 +213,8 @@ BAD_MESSAGES = [
     ({"echo": True}, "echo", "unsupported_field"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "unsupported_field"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_field"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_field"),
+    ({"verbosity": "high"}, "verbosity", "unsupported_field"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_field"),
     ({"n": 5}, "n", "invalid_value"),
 ]

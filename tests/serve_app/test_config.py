@@ -52,6 +52,7 @@ ENGINE = EngineConfig(
     max_waiting=5,
     max_analyses=3,
     share_prefixes=False,
+    score_cache_bytes=4096,
     batching="lockstep",
     draft_row_limit=8,
     async_scheduling=False,

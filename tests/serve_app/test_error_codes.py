@@ -44,8 +44,6 @@ def sent() -> dict[str, set[int]]:
     for code, status in (("not_found", 404), ("method_not_allowed", 405), ("body_too_large", 413)):
         assert f'"{code}"' in (ROOT / "serve_app" / "api.py").read_text()
         found[code].add(status)
-    # Made from what the engine says of a field.
-    found["attribution_unsupported"].add(400)
     return found
 
 

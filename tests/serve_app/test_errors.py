@@ -55,11 +55,6 @@ def test_a_field_is_told_by_the_name_it_has_in_the_request(param, told):
     assert to_api_error(engine.InvalidValue("what", param=param)).param == told
 
 
-def test_what_a_checkpoint_cannot_attribute_has_a_code_of_its_own():
-    assert to_api_error(engine.Unsupported("no", param="attribution")).code == "attribution_unsupported"
-    assert to_api_error(engine.Unsupported("no", param="steering")).code == "unsupported_field"
-
-
 def test_a_full_queue_says_when_to_come_back():
     error = to_api_error(engine.QueueFull("4096 requests wait"))
     assert (error.status, error.code, error.headers()) == (429, "queue_full", {"retry-after": "1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -40,15 +41,29 @@ class Api:
         return response.json()["error"]
 
 
-@pytest.fixture
-async def api(folder, served) -> AsyncIterator[Api]:
-    engine = AsyncEngine(Engine.from_checkpoint(folder, EngineConfig(device="cpu", dtype="float32", num_pages=64)))
+@asynccontextmanager
+async def serving(folder, served, num_pages: int) -> AsyncIterator[Api]:
+    config = EngineConfig(device="cpu", dtype="float32", num_pages=num_pages)
+    engine = AsyncEngine(Engine.from_checkpoint(folder, config))
     limits = Limits(max_body_bytes=100_000, max_prompts=4)
     app = create_api(Service(client=DirectClient(engine), checkpoint=served, limits=limits, created=1))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield Api(engine, client)
     engine.stop()
+
+
+@pytest.fixture
+async def api(folder, served) -> AsyncIterator[Api]:
+    async with serving(folder, served, num_pages=64) as api:
+        yield api
+
+
+@pytest.fixture
+async def narrow(folder, served) -> AsyncIterator[Api]:
+    """Its pages are for half a context."""
+    async with serving(folder, served, num_pages=16) as api:
+        yield api
 
 
 async def test_a_request_is_generated_and_explained_as_the_engine_does(api, served):
@@ -176,6 +191,57 @@ async def test_what_cannot_be_explained_is_refused_by_name(api, body, param, wor
     error = await api.refusal(INPUT, body)
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"diffusion": {"cfg_scale": 1.5}}, "diffusion.cfg_scale", "cfg_scale is 1.5, and guided generations"),
+        (
+            {"steering": {"overrides": [{"concept": 1, "weight": 1}]}},
+            "steering.overrides",
+            "overrides of concept weights",
+        ),
+    ],
+)
+async def test_what_no_gradient_is_served_for_has_a_code_of_its_own_and_the_bodys_own_name(api, more, param, words):
+    error = await api.refusal(INPUT, {"request": {**ASKED, **more}})
+    assert (error["code"], error["param"]) == ("attribution_unsupported", f"request.{param}")
+    assert words in error["message"]
+    trace = (await api.explain(request=ASKED, targets=[0]))["trace"]
+    error = await api.refusal(INPUT, {"trace": {**trace, "cfg_scale": 1.5}})
+    assert (error["code"], error["param"]) == ("attribution_unsupported", "trace.cfg_scale")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": [1, 279]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[1], [2, 279]]}, "input[1][1]"),
+        ("/v1/concepts/inspect", {"input": [279]}, "input[0]"),
+        ("/v1/likelihoods", {"prompt": [279], "continuation": "a"}, "prompt[0]"),
+        ("/v1/likelihoods", {"continuation": [279]}, "continuation[0]"),
+        ("/v1/completions", {"prompt": [1, 279], "max_tokens": 0, "echo": True, "logprobs": 0}, "prompt"),
+    ],
+)
+async def test_a_mask_is_no_text_and_is_named_where_it_stands(api, served, path, body, param):
+    assert served.config.mask_token_id == 279
+    error = await api.refusal(path, body)
+    assert error["param"] == param and "mask token" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": [1] * 400}, "input"),
+        ("/v1/concepts/inspect", {"input": [1] * 400}, "input"),
+        ("/v1/likelihoods", {"continuation": [1] * 400}, "continuation"),
+        ("/v1/completions", {"prompt": [1] * 400, "max_tokens": 0, "echo": True, "logprobs": 0}, "prompt"),
+    ],
+)
+async def test_a_text_that_needs_more_pages_than_there_are_is_named_as_the_body_has_it(narrow, path, body, param):
+    error = await narrow.refusal(path, body)
+    assert error["param"] == param and "pages" in error["message"]
 
 
 async def test_another_model_is_not_found(api):

@@ -34,6 +34,12 @@ async def test_an_estimate_comes_with_its_error(server, served):
     }
 
 
+@pytest.mark.parametrize(("num_samples", "error"), [(2, None), (3, None), (4, 0.5)])
+async def test_the_error_of_one_batch_is_null(server, num_samples, error):
+    body = {"continuation": "a", "num_samples": num_samples, "batch_size": 3}
+    assert (await server().post(body, PATH)).json()["standard_error"] == error
+
+
 async def test_a_prompt_may_be_missing_and_ids_stand_for_text(server):
     target = server()
     assert (await target.post({"continuation": [1, 2]}, PATH)).json()["num_tokens"] == 2

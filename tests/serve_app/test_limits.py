@@ -38,8 +38,34 @@ async def test_as_many_tokens_as_the_server_allows_and_no_more(target, path, bod
     assert error["message"] == f"{field} is 6; this server allows 5"
 
 
-async def test_the_default_counts_as_asked_for(target):
-    assert (await target.post({"prompt": "a"})).json()["error"]["param"] == "max_tokens"
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": MESSAGES})]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_does_not_say_how_many_tokens_gets_as_many_as_there_are(target, path, body, stream):
+    """Clients that send no limit, for a title in the background for instance, would get nothing but errors."""
+    assert (await target.post({**body, "stream": stream}, path)).status_code == 200
+    assert target.engine.requests[-1].max_tokens == 5
+
+
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(1, 256), (256, 256), (257, 255), (511, 1)])
+async def test_the_default_is_what_the_context_leaves_behind_the_prompt(server, num_prompt, max_tokens):
+    target = server()
+    answer = (await target.post({"prompt": [1] * num_prompt, "n": 2})).json()
+    assert [request.max_tokens for request in target.engine.requests] == [max_tokens] * 2
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_and_so_is_an_asked_for_number_beyond_it(server):
+    for body, param in (({"prompt": [1] * 512}, "prompt"), ({"prompt": [1] * 300, "max_tokens": 256}, "max_tokens")):
+        error = (await server().post(body)).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+
+
+async def test_prompts_of_several_lengths_each_get_what_is_left(server):
+    target = server()
+    await target.post({"prompt": [[1] * 500, [1] * 10]})
+    assert sorted(request.max_tokens for request in target.engine.requests) == [12, 256]
 
 
 async def test_a_request_that_is_explained_is_a_request(target):

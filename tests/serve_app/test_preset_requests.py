@@ -95,6 +95,42 @@ async def test_a_preset_that_is_not_there_is_refused_before_any_work(target, bod
     assert not target.engine.requests
 
 
+@pytest.mark.parametrize("more", [{"logprobs": 2}, {"max_tokens": 0}])
+async def test_a_preset_that_would_change_nothing_is_refused(target, more):
+    """Scores are the plain model's: a client that names a preset in the model's id would take them for steered ones."""
+    answer = await complete(target, model="tiny@bookish", echo=True, **more)
+    assert (answer["error"]["code"], answer["error"]["param"]) == ("invalid_value", "model")
+    assert "has no effect" in answer["error"]["message"]
+    assert not target.engine.requests and not target.engine.analyses
+    assert "choices" in await complete(target, model="tiny", echo=True, **more)
+
+
+async def test_tokenizers_take_the_name_that_generations_take_and_analyses_say_that_they_do_not(target):
+    named, plain = ({"model": model, "prompt": "an animal"} for model in ("tiny@bookish", "tiny"))
+    assert (await target.post(named, "/tokenize")).json() == (await target.post(plain, "/tokenize")).json()
+    assert (await target.post({"model": "tiny@bookish", "tokens": [1]}, "/detokenize")).status_code == 200
+    assert (await target.post({"model": "other@bookish", "tokens": [1]}, "/detokenize")).status_code == 404
+    for path, body in (
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/concepts/inspect", {"input": "a"}),
+        ("/v1/likelihoods", {"continuation": "a"}),
+        ("/v1/traces/replay", {"trace": {}}),
+        ("/v1/attributions/input", {"trace": {}}),
+    ):
+        response = await target.post({"model": "tiny@bookish", **body}, path)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "model") and "'tiny'" in error["message"]
+
+
+async def test_a_presets_own_steering_can_be_posted_again(target):
+    overrides = [{"concept": 3, "weight": 0.5}]
+    await target.post({"name": "all", "steering": {**MUSIC, **ANIMALS, "overrides": overrides}}, PATH)
+    for name in ("bookish@1", "bookish@2", "all"):
+        kept = (await target.get(f"{PATH}/{name}")).json()["steering"]
+        answer = (await target.post({"name": "again", "steering": kept}, PATH)).json()
+        assert answer["steering"] == kept
+
+
 async def test_a_preset_of_another_checkpoint_is_refused(target, tmp_path):
     file = tmp_path / "presets"
     kept = PresetStore(file)

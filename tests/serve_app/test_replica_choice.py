@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,9 @@ ROUTE = RouteRequest(request_id="r", num_prompt_tokens=10, max_tokens=20)
 class Replica:
     def __init__(self, name: str, **stats: Any) -> None:
         self.replica_id = SimpleNamespace(to_full_id_str=lambda: name)
-        clock = ReplicaClock(replica_id=name, **{"num_pages_free": 9, "num_waiting": 0, "num_lanes_free": 1, **stats})
+        clock = ReplicaClock(
+            replica_id=name, **{"num_pages_free": 9, "num_lanes_waiting": 0, "num_lanes_free": 1, **stats}
+        )
         self.routing_stats = publish_clock(clock, 1000.0)
 
 
@@ -45,7 +48,7 @@ async def chosen(choice: ReplicaChoice, replicas: list[Replica], request: Any) -
 
 
 async def test_a_lease_goes_to_its_replica_however_full_it_is(choice):
-    replicas = [Replica("a"), Replica("b", num_lanes_free=0, num_waiting=9)]
+    replicas = [Replica("a"), Replica("b", num_lanes_free=0, num_lanes_waiting=9)]
     request = pending("b", ROUTE)
     assert await chosen(choice, replicas, request) == ["b"]
     assert request.routing_context.should_backoff, "Serve would ask again without a pause"
@@ -56,7 +59,7 @@ async def test_a_lease_of_a_replica_that_left_goes_to_another_one_which_refuses_
 
 
 async def test_without_a_lease_the_one_that_starts_soonest_is_first(choice):
-    full = {"num_lanes_free": 0, "num_running": 1}
+    full = {"num_lanes_free": 0, "num_lanes_in_use": 1}
     replicas = [Replica("late", boundaries_s=(5e5,), **full), Replica("soon", boundaries_s=(4e5,), **full)]
     assert await chosen(choice, replicas, pending("", ROUTE)) == ["soon", "late"]
 
@@ -66,6 +69,15 @@ async def test_what_was_just_sent_counts_until_the_replica_has_said_something_ne
     firsts = [(await chosen(choice, replicas, pending("", ROUTE)))[0] for _ in range(4)]
     assert sorted(firsts) == ["a", "a", "b", "b"]
     replicas[0].routing_stats = {**replicas[0].routing_stats, "read_at": 1001.0}
+    assert (await chosen(choice, replicas, pending("", ROUTE)))[0] == "a"
+
+
+async def test_a_guided_request_counts_as_the_lanes_that_it_takes(choice):
+    guided = replace(ROUTE, num_lanes=2)
+    replicas = [Replica("a", num_lanes_free=3), Replica("b", num_lanes_free=2, num_lanes_in_use=1)]
+    assert (await chosen(choice, replicas, pending("", guided)))[0] == "a"
+    # One lane is left there: two of them go to the other one, and one fits.
+    assert (await chosen(choice, replicas, pending("", guided)))[0] == "b"
     assert (await chosen(choice, replicas, pending("", ROUTE)))[0] == "a"
 
 
@@ -82,11 +94,16 @@ async def test_a_replica_that_has_published_nothing_comes_last(choice):
 
 def test_a_clock_survives_publication_and_ages():
     clock = ReplicaClock(
-        replica_id="a", num_lanes_free=1, num_pages_free=2, num_waiting=3, num_running=4, boundaries_s=(1.0, 2.0)
+        replica_id="a",
+        num_lanes_free=1,
+        num_pages_free=2,
+        num_lanes_waiting=3,
+        num_lanes_in_use=4,
+        boundaries_s=(1.0, 2.0),
     )
     read = read_clock("a", publish_clock(clock, 50.0), 50.4, num_sent=2)
     assert read.age_s == pytest.approx(0.4)
-    assert (read.num_waiting, read.boundaries_s, read.num_running) == (5, (1.0, 2.0), 4)
+    assert (read.num_lanes_waiting, read.boundaries_s, read.num_lanes_in_use) == (5, (1.0, 2.0), 4)
     # A machine whose clock is ahead has not seen the future.
     assert read_clock("a", publish_clock(clock, 50.0), 49.0, num_sent=0).age_s == 0.0
 

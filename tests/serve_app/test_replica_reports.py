@@ -18,8 +18,8 @@ pytestmark = pytest.mark.anyio
 
 def test_a_report_repeats_the_load_and_counts_who_is_on_the_way():
     desk = LeaseDesk("here", grace_s=0.1)
-    desk.take("a", 1)
-    desk.take("b", 1)
+    desk.take("a", 1, 1)
+    desk.take("b", 1, 1)
     said = load(block("a", 4, 2, 5), prefixes=PrefixChanges(added=(b"12345678rest",), removed=(b"abcdefghrest",)))
     desk.update(said)
     report = make_report(said, desk, number=3, settled_leases=("l1",))
@@ -32,6 +32,15 @@ def test_a_report_repeats_the_load_and_counts_who_is_on_the_way():
     )
     assert (report.prefixes_added, report.prefixes_removed) == ((b"12345678",), (b"abcdefgh",))
     assert not report.has_all_prefixes
+
+
+def test_a_report_counts_the_lanes_of_those_who_run_and_of_those_who_wait():
+    desk = LeaseDesk("here", grace_s=0.1)
+    said = load(block("a", lanes=2), block("b"), lanes=8, waiting=2, lanes_waiting=3)
+    desk.update(said)
+    report = make_report(said, desk, number=1)
+    assert [block.num_lanes for block in report.running] == [2, 1]
+    assert (report.num_lanes_free, report.num_waiting, report.num_lanes_waiting) == (5, 2, 3)
 
 
 def apply(changes: PrefixChanges, known: set[bytes]) -> set[bytes]:
@@ -97,7 +106,7 @@ class Replica:
 
 async def test_news_is_told_at_once_and_numbered():
     replica = Replica(heartbeat_s=3600)
-    replica.desk.refusal(lease(5), 1, ())
+    replica.desk.refusal(lease(5), 1, 1, ())
     replica.reporter.take(load(block("a")))
     await replica.until(lambda: replica.router.reports)
     replica.reporter.take(load())

@@ -179,7 +179,13 @@ async def test_the_router_learns_what_it_needs_and_nothing_of_the_text():
     assert (route.tenant, route.priority, route.tokens_per_step, route.deadline_s) == ("t", -2, 3.0, 7.0)
     assert (route.num_prompt_tokens, route.max_tokens, route.age_s, route.is_returned) == (40, 9, 0.0, False)
     assert route.prefix_keys == tuple(key[:PREFIX_KEY_BYTES] for key in prefix_keys(tuple(range(40)), 16))
-    assert len(route.prefix_keys) == 2
+    assert len(route.prefix_keys) == 2 and route.num_lanes == 1
+
+
+async def test_the_router_learns_that_a_guided_request_takes_two_lanes():
+    scene = Scene([[Welcome("a"), SECOND]], [[lease("a")]])
+    await scene.run(sampling=SamplingParams(cfg_scale=1.5))
+    assert scene.asked(0).request.num_lanes == 2
 
 
 async def test_a_refused_lease_goes_back_with_its_request():

@@ -16,6 +16,7 @@ from engine import (
     GenerateRequest,
     Intervention,
     SamplingParams,
+    ScoreTokens,
     SteeringParams,
 )
 from serve_app.metrics_table import ENGINE_METRICS, METRICS
@@ -70,6 +71,8 @@ def test_a_run_records_nothing_that_is_not_exported_and_all_that_a_run_has(folde
     engine.generate([request])
     engine.abort(engine.add_request(requests[0]))
     engine.step()
+    for _ in range(2):
+        engine.analyze(ScoreTokens(token_ids=prompt))
     # A replica knows this of itself, not an engine.
     assert records.kinds.keys() == ENGINE_METRICS.keys() - {"engine_start_seconds"}
     for name, forms in records.kinds.items():

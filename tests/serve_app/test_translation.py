@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine import Intervention, InvalidRequest, Suppression
+from serve_app.config import Limits
 from serve_app.errors import ApiError
 from serve_app.schemas import CompletionRequest
 from serve_app.translation import make_jobs
@@ -10,7 +13,7 @@ from serve_app.translation import make_jobs
 
 def translate(served, **fields):
     request = CompletionRequest.model_validate({"prompt": "a", **fields})
-    jobs = make_jobs(request, served, completion_id="cmpl-1", max_prompts=4)
+    jobs = make_jobs(request, served, completion_id="cmpl-1", limits=Limits(max_prompts=4))
     return [job.engine_request for job in jobs]
 
 
@@ -199,3 +202,16 @@ def test_what_the_checkpoint_forbids_never_reaches_the_engine(served, fields, pa
     with pytest.raises(InvalidRequest) as caught:
         translate(served, **fields)
     assert caught.value.param == param
+
+
+def test_a_head_that_the_checkpoint_lacks_cannot_be_asked_for(served):
+    """The default names both heads, and asks for what there is."""
+    config = served.config
+    without = replace(served, config=replace(config, concept=replace(config.concept, use_discovered=False)))
+    for attribution in ({}, {"heads": ["known"]}):
+        assert translate(without, attribution=attribution)
+    for heads in (["discovered"], ["known", "discovered"]):
+        assert translate(served, attribution={"heads": heads})
+        with pytest.raises(ApiError) as caught:
+            translate(without, attribution={"heads": heads})
+        assert (caught.value.code, caught.value.param) == ("attribution_unsupported", "attribution.heads")

@@ -89,7 +89,7 @@ def test_leaving_in_the_middle_of_an_analysis_ends_it_in_the_engine(url):
     [
         (100, 429, "queue_full", None),
         (101, 500, "internal_error", None),
-        (102, 400, "attribution_unsupported", "attribution.heads"),
+        (102, 400, "unsupported_field", "steering"),
         (105, 503, "engine_unavailable", None),
     ],
 )

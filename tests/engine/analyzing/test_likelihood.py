@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 from collections import Counter
 
 import pytest
@@ -136,7 +138,40 @@ def test_batches_count_alike_and_the_error_is_that_of_their_mean():
     # Means of 2, 6 and 9.
     assert whole.log_likelihood == pytest.approx(-17 / 3)
     assert whole.standard_error == pytest.approx(math.sqrt((11 / 3) ** 2 + (1 / 3) ** 2 + (10 / 3) ** 2) / math.sqrt(6))
-    assert combine([1.0, 2.0], batch_size=2) == Likelihood(log_likelihood=-1.5, standard_error=0.0, num_samples=2)
+
+
+def test_the_error_of_batches_is_how_far_their_estimates_are_apart():
+    """Over many draws its square is on average the variance of the estimate, with a smaller last batch as well."""
+    rng = random.Random(0)
+    losses = [[rng.gauss(5, 2) for _ in range(5)] for _ in range(4000)]
+    found = [combine(sample, batch_size=2) for sample in losses]
+    variance = statistics.variance(likelihood.log_likelihood for likelihood in found)
+    # Batches of two, two and one: (4/2 + 4/2 + 4/1) / 9.
+    assert variance == pytest.approx(8 / 9, rel=0.1)
+    assert statistics.fmean(likelihood.standard_error**2 for likelihood in found) == pytest.approx(8 / 9, rel=0.1)
+
+
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(1, 1), (2, 2), (3, 32)])
+def test_one_batch_does_not_tell_its_error(num_samples, batch_size):
+    """It said 0, as if the estimate were certain."""
+    found = combine([1.0, 2.0, 6.0][:num_samples], batch_size)
+    assert found == Likelihood(
+        log_likelihood=[-1.0, -1.5, -3.0][num_samples - 1], standard_error=None, num_samples=num_samples
+    )
+
+
+def test_one_sample_more_than_a_batch_tells_an_error(make_engine):
+    def ask(num_samples: int) -> Likelihood:
+        asked = EstimateLikelihood(
+            prompt_token_ids=EOT.plain_ids(5),
+            continuation_token_ids=EOT.plain_ids(9, seed=1),
+            num_samples=num_samples,
+            batch_size=4,
+        )
+        return make_engine(EOT).analyze(asked)
+
+    assert ask(4).standard_error is None
+    assert ask(5).standard_error > 0
 
 
 def test_prompt_and_continuation_beyond_the_context_are_refused_together(make_engine):

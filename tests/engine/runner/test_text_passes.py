@@ -9,6 +9,7 @@ from engine.analysis import EmbedTokens, InspectTokens, ScoreTokens
 from engine.analyzing.embed import start_embedding
 from engine.analyzing.inspect import start_inspection
 from engine.analyzing.score import start_scores
+from engine.analyzing.score_cache import ScoreCache
 from engine.analyzing.texts import Tools
 from engine.runner.text_passes import TextPasses, TextRow
 from tests.checkpoints import EOT, NO_CORRECTION
@@ -63,7 +64,7 @@ def test_parts_of_one_size_give_the_same_numbers(make_engine, recipe):
     text = recipe.plain_ids(40)
 
     def ask(passes):
-        tools = Tools(passes, engine.scheduler.lending)
+        tools = Tools(passes, engine.scheduler.lending, ScoreCache(0))
         for work in (
             start_scores(ScoreTokens(token_ids=text, num_logprobs=2), tools),
             start_embedding(EmbedTokens(token_ids=text, kind="discovered"), tools),

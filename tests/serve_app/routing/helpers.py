@@ -24,12 +24,12 @@ def request_of(id: str, **changes: object) -> RouteRequest:
     return RouteRequest(**fields)  # type: ignore[arg-type]
 
 
-def block(id: str, steps: int = 64, blocks: int = 0, pages: int = 1) -> RunningBlock:
-    return RunningBlock(request_id=id, num_steps_left=steps, num_blocks_left=blocks, num_pages=pages)
+def block(id: str, steps: int = 64, blocks: int = 0, pages: int = 1, lanes: int = 1) -> RunningBlock:
+    return RunningBlock(request_id=id, num_steps_left=steps, num_blocks_left=blocks, num_pages=pages, num_lanes=lanes)
 
 
 def report_of(id: str, number: int = 1, running: Iterable[RunningBlock] = (), **changes: object) -> ReplicaReport:
-    """A replica of 4 lanes and 100 pages, less what runs."""
+    """A replica of 4 lanes and 100 pages, less what runs; what waits wants a lane each."""
     running = tuple(running)
     lanes, pages = changes.get("num_lanes", 4), changes.get("num_pages", 100)
     assert isinstance(lanes, int) and isinstance(pages, int)
@@ -38,9 +38,10 @@ def report_of(id: str, number: int = 1, running: Iterable[RunningBlock] = (), **
         "number": number,
         "num_lanes": lanes,
         "num_pages": pages,
-        "num_lanes_free": lanes - len(running),
+        "num_lanes_free": lanes - sum(b.num_lanes for b in running),
         "num_pages_free": pages - sum(b.num_pages for b in running),
         "num_waiting": 0,
+        "num_lanes_waiting": changes.get("num_waiting", 0),
         "running": running,
         "pass_seconds": PASS_SECONDS,
         "has_all_prefixes": number == 1,

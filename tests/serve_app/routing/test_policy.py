@@ -450,6 +450,94 @@ def test_the_claim_moves_when_the_replica_is_lost():
     assert assigned(router.report(report_of("b", 2)))[0] == ("large", "b")
 
 
+# Guided requests, of two lanes.
+
+
+def test_a_guided_request_waits_for_two_lanes_and_others_pass_it():
+    """It counted as one lane, so it got a lease for the last one and was refused, or waited at the replica."""
+    router = Router()
+    router.report(report_of("a", running=[block(f"x{i}", 64, 3) for i in range(3)]))
+    assert router.submit("guided", num_lanes=2) == []
+    assert assigned(router.submit("single")) == [("single", "a")]
+    assert assigned(router.report(report_of("a", 2, [block("single", 64, 3)]))) == [("guided", "a")]
+
+
+def test_a_guided_request_is_released_shortly_before_the_boundary_at_which_both_lanes_are_free():
+    router = Router(release_ahead_s=0.02)
+    router.report(full("a", steps=[10, 40, 50, 60]))
+    assert router.submit("guided", num_lanes=2) == []
+    boundary_s = 40 * PASS_4_S
+    assert router.policy.next_wake_s() == pytest.approx(router.now_s + boundary_s - 0.02)
+    assert router.wait(boundary_s - 0.021) == []
+    decision = lease_of(router.wait(0.002))
+    assert decision.lease.expected_start_s == pytest.approx(0.019, abs=0.002)
+
+
+def test_each_boundary_is_waited_for_by_whom_it_serves():
+    router = Router(release_ahead_s=0.0)
+    router.report(full("a", steps=[10, 20, 30, 60]))
+    router.submit("guided", num_lanes=2), router.submit("single")
+    assert router.policy.next_wake_s() == pytest.approx(router.now_s + 10 * PASS_4_S)
+    assert assigned(router.wait(10 * PASS_4_S)) == [("single", "a")]
+    assert assigned(router.wait(20 * PASS_4_S)) == [("guided", "a")]
+
+
+def test_a_guided_lease_leaves_two_lanes_less_until_the_replica_tells_of_it():
+    router = Router()
+    router.report(report_of("a", num_lanes=3))
+    lease = lease_of(router.submit("guided", num_lanes=2)).lease
+    assert len(assigned(router.submit("r"))) == 1
+    assert router.submit("s") == []
+    waiting = {"num_waiting": 1, "num_lanes_waiting": 2, "settled_leases": (lease.lease_id,)}
+    assert router.report(report_of("a", 2, [block("r", 64, 3)], num_lanes=3, **waiting)) == []
+    assert assigned(router.report(report_of("a", 3, [block("guided", 64, 3, lanes=2)], num_lanes=3))) == [("s", "a")]
+
+
+def test_a_guided_request_for_replicas_of_one_lane_goes_to_one_which_refuses_it_properly():
+    router = Router()
+    router.report(report_of("a", 1, [block("x", 64, 3)], num_lanes=1))
+    assert router.submit("guided", num_lanes=2) == []
+    assert assigned(router.report(report_of("a", 2, num_lanes=1))) == [("guided", "a")]
+
+
+def test_an_overdue_guided_request_claims_a_replica_until_both_lanes_are_free():
+    router = Router(max_wait_s=1.0)
+    router.report(report_of("a", 1, [block(f"x{i}", 64, 3) for i in range(3)]))
+    assert router.submit("guided", num_lanes=2) == []
+    router.now_s += 1.0
+    assert router.policy.handle(None, router.now_s) == []
+    assert router.submit("single") == []  # there is a lane for it
+    assert router.report(report_of("a", 2, [block(f"x{i}", 64, 3) for i in range(3)])) == []
+    done = router.report(report_of("a", 3, [block("x0", 64, 3)]))
+    assert assigned(done) == [("guided", "a"), ("single", "a")]
+
+
+@pytest.mark.parametrize(
+    ("near", "far"),
+    [
+        ([("x", 64, 3), ("y", 20, 0)], [("z", 64, 3), ("w", 30, 0)]),
+        ([("x", 64, 3), ("y", 20, 0)], [("z", 64, 3), ("w", 1, 1)]),
+        ([("x", 64, 3), ("y", 20, 0)], [("z", 64, 3, 98), ("w", 10, 0)]),
+    ],
+)
+def test_it_claims_the_replica_that_is_nearest_to_having_its_pages_and_lanes(near, far):
+    router = Router(max_wait_s=1.0, replica_timeout_s=60.0, release_ahead_s=0.0)
+    router.report(report_of("b", 1, [block(*item) for item in near], num_lanes=3))
+    router.report(report_of("a", 1, [block(*item) for item in far], num_lanes=3))
+    assert router.submit("guided", num_lanes=2, age_s=1.0, num_prompt_tokens=64) == []
+    assert assigned(router.submit("single")) == [("single", "a")]
+
+
+def test_the_queue_counts_the_lanes_that_are_wanted():
+    router = Router()
+    router.submit("guided", num_lanes=2), router.submit("single")
+    assert (router.policy.num_waiting, router.policy.num_lanes_waiting) == (2, 3)
+    router.report(report_of("a", num_lanes=2))
+    assert (router.policy.num_waiting, router.policy.num_lanes_waiting) == (1, 1)
+    router.policy.handle(Withdrawn("single"), router.now_s)
+    assert router.policy.num_lanes_waiting == 0
+
+
 def test_settings_name_what_is_wrong_with_them():
     with pytest.raises(ValueError, match="max_queue is 0; it must be at least 1"):
         RoutingSettings(max_queue=0)
