@@ -21,6 +21,8 @@ class Waiting:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            # Else it would end with an empty line there.
+            disable=not console.is_terminal,
         )
         # torch's import comes first and takes seconds.
         self._task = self._progress.add_task("starting", total=None, amount="")

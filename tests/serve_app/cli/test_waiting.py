@@ -41,4 +41,4 @@ def test_without_a_terminal_nothing_is_shown():
     with Waiting(Console(file=written, force_terminal=False)) as waiting:
         waiting.advance(1, 2)
         waiting.advance(2, 2)
-    assert not written.getvalue().strip()
+    assert written.getvalue() == ""
