@@ -129,6 +129,18 @@ function Turns() {
   </ol>`;
 }
 
+/** Links where they lead somewhere. On a server that asks for a key they do not: a browser that follows one sends none. */
+function Footer() {
+  const links = html`<a href="docs">HTTP reference</a><a href="v1/models">v1/models</a>`;
+  const models = html`<button type="button" class="link-button" onClick=${() => (dialog.value = "models")}>v1/models</button>
+    <span>The HTTP reference, at docs, asks for the API key; a link sends none.</span>`;
+  const none = html`<span>The HTTP reference, at docs, and v1/models ask for the API key.</span>`;
+  return html`<footer class="quiet">
+    <span>Glassblock</span>
+    ${server.value.state === "locked" ? none : apiKey.value === "" ? links : models}
+  </footer>`;
+}
+
 function Toast() {
   useEffect(() => {
     if (toast.value === "") return undefined;
@@ -148,11 +160,7 @@ function Page() {
       <div class="column-why"><${TokenPanel} /><${LitConcept} lane=${lane} /><${ConceptList} lane=${lane} /></div>
       <div class="column-controls"><${SteerPanel} /><${DecodingPanel} /></div>
     </main>
-    <footer class="quiet">
-      <span>Glassblock</span>
-      <a href="docs">HTTP reference</a>
-      <a href="v1/models">v1/models</a>
-    </footer>
+    <${Footer} />
     <${Toast} />
     <${Dialogs} />
   `;

@@ -1,5 +1,5 @@
-// Arrow keys among many small targets of which one is in the tab order. Knows elements and where they lie, nothing of
-// what they mean.
+// Where the focus goes: by arrow keys among many small targets of which one is in the tab order, and when a button goes
+// away. Knows elements and where they lie, nothing of what they mean.
 
 /** Handle a key in a group whose members match `selector`; true if the focus moved. */
 export function moveFocus(event, selector) {
@@ -10,6 +10,12 @@ export function moveFocus(event, selector) {
   event.preventDefault();
   target.focus();
   return true;
+}
+
+/** Give the focus to the first match in sight, for a button that is about to go away. Only if a key pressed it. */
+export function handFocus(event, selector) {
+  if (event.detail !== 0) return;
+  [...document.querySelectorAll(selector)].find((element) => element.checkVisibility())?.focus();
 }
 
 function targetOf(key, members, at) {

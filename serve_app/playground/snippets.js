@@ -1,15 +1,22 @@
 // A request written as a command line and as Python. Knows how shells and Python quote; sends nothing.
 
+const KEY_VARIABLE = "GLASSBLOCK_API_KEY";
 const STANDARD = ["model", "prompt", "messages", "max_tokens", "seed", "temperature", "top_p"];
 
-/** The very request of the page as a curl command, for POSIX shells. */
-export function asCurl(url, body) {
+/**
+ * The very request of the page as a curl command, for POSIX shells. `hasKey`: it goes with an API key, which the command
+ * takes from the environment; the key itself is in no code, which may be shown around.
+ */
+export function asCurl(url, body, { hasKey = false } = {}) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl -sN ${url} --json '${json}'\n`;
+  // In double quotes, so that the shell puts the variable's value there.
+  const key = hasKey ? ` -H "authorization: Bearer $${KEY_VARIABLE}"` : "";
+  return `curl -sN ${url}${key} --json '${json}'\n`;
 }
 
 /** The same request with OpenAI's Python client: fields of ours go in `extra_body`. Answers at once, not as a stream. */
-export function asPython(baseUrl, path, body) {
+export function asPython(baseUrl, path, body, { hasKey = false } = {}) {
+  const key = hasKey ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
   const extra = Object.fromEntries(
     Object.entries(body).filter(([key]) => !STANDARD.includes(key) && !key.startsWith("stream")),
   );
@@ -17,9 +24,9 @@ export function asPython(baseUrl, path, body) {
   const isChat = path.includes("chat");
   const call = isChat ? "client.chat.completions.create" : "client.completions.create";
   const text = isChat ? "answer.choices[0].message.content" : "answer.choices[0].text";
-  return `from openai import OpenAI
+  return `${hasKey ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url=${pythonLiteral(baseUrl)}, api_key="none")
+client = OpenAI(base_url=${pythonLiteral(baseUrl)}, api_key=${key})
 answer = ${call}(
 ${fields.join("\n")}
     extra_body=${pythonLiteral(extra, 4)},

@@ -22,7 +22,7 @@ export const player = signal(START);
 export const selection = signal(null);
 /** The concept whose tokens are lit: {id, name, head}, or null. */
 export const lit = signal(null);
-/** Which dialog is open: `code`, `raw`, or null. */
+/** Which dialog is open: `code`, `raw`, `models`, or null. */
 export const dialog = signal(null);
 /** Turns of the chat before the current one: {role, content}. */
 export const conversation = signal([]);

@@ -7,11 +7,22 @@ import { headOf } from "./capabilities.js";
 import { factsOf } from "./concept_facts.js";
 import { Icon } from "./icons.js";
 import { newOverride, newSteer, newSuppression } from "./request.js";
+import { handFocus } from "./roving.js";
 import { isBusy, landedTokens, lit, runs, selection, server, set, settings, toast } from "./store.js";
 import { cellText, conceptName, count, signed } from "./text.js";
 
 const HEADS = ["known", "discovered"];
 const LISTED = 6;
+// The server refuses both for the same concepts.
+const WHY_NOT = {
+  known: "This concept is not steerable: it can be neither steered by nor suppressed.",
+  discovered: "Discovered concepts can be neither steered by nor suppressed.",
+};
+
+/** The mark of a head or of epsilon: colour and pattern to see, the word to hear. */
+export function Mark({ of }) {
+  return html`<span class=${`swatch swatch-${of}`} aria-hidden="true"></span><span class="sr-only">${of}</span>`;
+}
 
 /** A concept as a button that lights its tokens: a mark for its head, its name, and tokens that stand for it. */
 export function ConceptName({ concept, withTokens = false }) {
@@ -27,8 +38,7 @@ export function ConceptName({ concept, withTokens = false }) {
       lit.value = isLit ? null : { id: concept.id, name: conceptName(concept), head: concept.head };
     }}
   >
-    <span class=${`swatch swatch-${concept.head}`} aria-hidden="true"></span>
-    <span class="sr-only">${concept.head}</span>
+    <${Mark} of=${concept.head} />
     <span class="concept-text"
       ><bdi>${conceptName(concept)}</bdi>${top?.length
         ? html`<small class="quiet"><bdi>${top.slice(0, 4).map(cellText).join(", ")}</bdi></small>`
@@ -87,8 +97,16 @@ export function LitConcept({ lane }) {
   const concept = { id, head, name: about?.name ?? null };
   return html`<section class=${`card lit-card lit-card-${head}`} aria-label="Lit concept" data-testid="lit">
     <header class="card-head">
-      <h2><span class=${`swatch swatch-${head}`} aria-hidden="true"></span><bdi>${lit.value.name}</bdi></h2>
-      <button type="button" class="icon-button" aria-label="Put the light out" onClick=${() => (lit.value = null)}>
+      <h2><${Mark} of=${head} /><bdi>${lit.value.name}</bdi></h2>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label="Put the light out"
+        onClick=${(event) => {
+          handFocus(event, ".concept-name[aria-pressed=true]");
+          lit.value = null;
+        }}
+      >
         <${Icon} name="close" />
       </button>
     </header>
@@ -99,10 +117,11 @@ export function LitConcept({ lane }) {
     ${about?.description && html`<p><bdi>${about.description}</bdi></p>`}
     ${topTokens?.length > 0 && html`<h3>Promotes most</h3><${Chips} tokens=${topTokens} />`}
     ${neighbors?.length > 0 && html`<h3>Nearest</h3><${Neighbors} items=${neighbors} />`}
+    ${about?.is_steerable === false && html`<p class="quiet">${WHY_NOT[head] ?? WHY_NOT.known}</p>`}
     <div class="row">
       ${about?.is_steerable &&
-      html`<button type="button" class="button" onClick=${() => addSteer(concept)}>Steer by it</button>`}
-      <button type="button" class="button" onClick=${() => addSuppression(concept)}>Suppress it</button>
+      html`<button type="button" class="button" onClick=${() => addSteer(concept)}>Steer by it</button>
+        <${SuppressToggle} concept=${concept} text="Suppress it" />`}
       ${server.value.capabilities.hasOverrides &&
       html`<button type="button" class="button" onClick=${() => addOverride(concept)}>Set its weight</button>`}
     </div>
@@ -129,12 +148,34 @@ export function addSteer(concept, strength) {
   toast.value = `${conceptName(concept)}: slider added. Generate to see it.`;
 }
 
-/** Suppress a concept, unless it is. */
-export function addSuppression(concept) {
-  const { suppress } = settings.value;
-  if (suppress.some((item) => item.id === concept.id)) return;
-  set({ suppress: [...suppress, newSuppression(concept)] });
-  toast.value = `${conceptName(concept)}: suppressed. Generate to see it.`;
+/** A button that is pressed while the concept is suppressed. `onRelease`: called before it lets go. */
+export function SuppressToggle({ concept, text, label, onRelease }) {
+  const isPressed = suppressionOf(concept.id) !== null;
+  return html`<button
+    type="button"
+    class="button is-toggle"
+    aria-pressed=${isPressed}
+    aria-label=${label}
+    title="Lower the words that it promotes"
+    onClick=${(event) => {
+      if (isPressed) onRelease?.(event);
+      toggleSuppression(concept);
+    }}
+  >
+    ${isPressed && html`<${Icon} name="check" />`}${text}
+  </button>`;
+}
+
+/** The settings' suppression of a concept, or null. */
+export function suppressionOf(id) {
+  return settings.value.suppress.find((item) => item.id === id) ?? null;
+}
+
+function toggleSuppression(concept) {
+  const others = settings.value.suppress.filter((item) => item.id !== concept.id);
+  const isOn = others.length < settings.value.suppress.length;
+  set({ suppress: isOn ? others : [...others, newSuppression(concept)] });
+  toast.value = `${conceptName(concept)}: ${isOn ? "no longer suppressed" : "suppressed"}. Generate to see it.`;
 }
 
 /** Set a concept's weight, unless it is set. */

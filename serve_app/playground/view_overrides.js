@@ -8,7 +8,7 @@ import { Icon } from "./icons.js";
 import { OVERRIDE_MODES } from "./request.js";
 import { server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
-import { addOverride } from "./view_concepts.js";
+import { Mark, addOverride } from "./view_concepts.js";
 import { ConceptSearch, focusSearch } from "./view_search.js";
 
 const LIMIT = 1000;
@@ -57,9 +57,9 @@ function Weight({ item }) {
     if (text === "" || !Number.isFinite(weight)) return;
     set({ overrides: settings.value.overrides.map((other) => (other.id === item.id ? { ...other, weight } : other)) });
   };
-  return html`<div class="slider" role="group" aria-label=${`Set the weight of ${name}`} data-testid="override">
+  return html`<div class="slider" role="group" aria-label=${`Set the weight of the ${head} concept ${name}`} data-testid="override">
     <div class="slider-head">
-      <span class=${`swatch swatch-${head}`} aria-hidden="true"></span>
+      <${Mark} of=${head} />
       <bdi class="slider-name">${name}</bdi>
       <input
         type="number"

@@ -3,6 +3,7 @@
 import { html, useEffect, useId, useRef, useState } from "./html.js";
 import { Icon } from "./icons.js";
 import { conceptName } from "./text.js";
+import { Mark } from "./view_concepts.js";
 
 const WAIT_MS = 150;
 
@@ -82,9 +83,7 @@ export function ConceptSearch({ label, placeholder, find, onChoose, hasHeads = f
             onClick=${() => choose(concept)}
           >
             <strong
-              >${hasHeads && html`<span class=${`swatch swatch-${concept.head}`} aria-hidden="true"></span> `}<bdi
-                >${conceptName(concept)}</bdi
-              ></strong
+              >${hasHeads && html`<${Mark} of=${concept.head} /> `}<bdi>${conceptName(concept)}</bdi></strong
             >
             <small class="quiet"><bdi>${concept.description ?? `${concept.head ?? ""} concept ${concept.id}`}</bdi></small>
           </li>`,

@@ -5,7 +5,7 @@ import { searchConcepts } from "./concept_facts.js";
 import { Icon } from "./icons.js";
 import { asked, server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
-import { addOverride, addSteer, addSuppression } from "./view_concepts.js";
+import { Mark, SuppressToggle, addOverride, addSteer, suppressionOf } from "./view_concepts.js";
 import { Overrides } from "./view_overrides.js";
 import { Presets } from "./view_presets.js";
 import { ConceptSearch, focusSearch } from "./view_search.js";
@@ -16,6 +16,8 @@ const RANGE = { logits: { limit: 12, step: 0.5 }, raw: { limit: 40, step: 1 } };
 export function SteerPanel() {
   const { steers, suppress, preset } = settings.value;
   const { hasOverrides, hasPresets } = server.value.capabilities;
+  // A concept with a slider has its suppression beside that.
+  const others = suppress.filter((item) => !steers.some((steer) => steer.id === item.id));
   const isEmpty = steers.length === 0 && suppress.length === 0 && preset === null && asked.value.overrides.length === 0;
   return html`<section class="card has-search" aria-label="Steering">
     <h2>Steer</h2>
@@ -27,7 +29,7 @@ export function SteerPanel() {
     />
     ${isEmpty && html`<p class="quiet">Find a concept and set how strongly the text should lean to it, or away.</p>`}
     ${steers.map((steer) => html`<${Slider} key=${steer.id} steer=${steer} />`)}
-    ${suppress.map((item) => html`<${Suppression} key=${item.id} item=${item} />`)}
+    ${others.map((item) => html`<${Suppression} key=${item.id} item=${item} />`)}
     ${hasOverrides && html`<${Overrides} />`}
     <label class=${`check${isEmpty ? " is-off" : ""}`}>
       <input
@@ -46,15 +48,16 @@ function change(id, changes) {
 }
 
 function Slider({ steer }) {
+  const suppression = suppressionOf(steer.id);
   const name = conceptName({ ...steer, head: "known" });
   const { limit, step } = RANGE[steer.unit];
   const strength = (value) => {
     const number = Number(value);
     if (value !== "" && Number.isFinite(number)) change(steer.id, { strength: Math.max(-1000, Math.min(1000, number)) });
   };
-  return html`<div class="slider" role="group" aria-label=${`Steer by ${name}`} data-testid="slider">
+  return html`<div class="slider" role="group" aria-label=${`Steer by the known concept ${name}`} data-testid="slider">
     <div class="slider-head">
-      <span class="swatch swatch-known" aria-hidden="true"></span>
+      <${Mark} of="known" />
       <bdi class="slider-name">${name}</bdi>
       <input
         type="number"
@@ -94,18 +97,25 @@ function Slider({ steer }) {
         <summary>More</summary>
         <${SliderMore} steer=${steer} name=${name} />
       </details>
-      <button
-        type="button"
-        class="icon-button"
-        aria-label=${`Remove ${name}`}
-        onClick=${(event) => {
-          focusSearch(event);
-          remove("steers", steer.id);
-        }}
-      >
-        <${Icon} name="close" />
-      </button>
+      <div class="slider-actions">
+        <${SuppressToggle} concept=${{ ...steer, head: "known" }} text="Suppress" label=${`Suppress ${name}`} />
+        ${suppression && html`<${SuppressionStrength} item=${suppression} name=${name} />`}
+        <button
+          type="button"
+          class="icon-button"
+          aria-label=${`Remove ${name}`}
+          onClick=${(event) => {
+            focusSearch(event);
+            set({ steers: settings.value.steers.filter((other) => other.id !== steer.id) });
+          }}
+        >
+          <${Icon} name="close" />
+        </button>
+      </div>
     </div>
+    ${suppression &&
+    steer.strength > 0 &&
+    html`<p class="quiet">The slider leans toward it all the same; put it to 0 to suppress alone.</p>`}
   </div>`;
 }
 
@@ -156,17 +166,6 @@ function SliderMore({ steer, name }) {
     </label>
     ${hasOverrides &&
     html`<button type="button" class="button" onClick=${() => addOverride(steer)}>Set its weight</button>`}
-    <button
-      type="button"
-      class="button"
-      onClick=${(event) => {
-        focusSearch(event);
-        remove("steers", steer.id);
-        addSuppression({ id: steer.id, name: steer.name, head: "known" });
-      }}
-    >
-      Suppress instead
-    </button>
   </div>`;
 }
 
@@ -175,40 +174,40 @@ function wholeOrNull(text) {
   return text !== "" && Number.isInteger(value) && value >= 0 ? value : null;
 }
 
-function remove(list, id) {
-  set({ [list]: settings.value[list].filter((item) => item.id !== id) });
-}
-
+/** A suppressed concept without a slider; letting go of it takes it off the list. */
 function Suppression({ item }) {
-  const name = conceptName({ head: "known", ...item });
-  return html`<div class="slider is-suppressed" role="group" aria-label=${`Suppress ${name}`}>
+  const concept = { ...item, head: "known" };
+  const name = conceptName(concept);
+  return html`<div class="slider" role="group" aria-label=${`Suppressed: the known concept ${name}`} data-testid="suppression">
     <div class="slider-head">
-      <span class="tag">suppress</span>
+      <${Mark} of="known" />
       <bdi class="slider-name">${name}</bdi>
-      <input
-        type="number"
-        class="slider-number"
-        aria-label=${`Strength of suppressing ${name}`}
-        min="0"
-        max="1000"
-        step="1"
-        value=${item.strength}
-        onChange=${(event) => {
-          const strength = Math.max(0, Math.min(1000, Number(event.target.value) || 0));
-          set({ suppress: settings.value.suppress.map((other) => (other.id === item.id ? { ...other, strength } : other)) });
-        }}
+      <${SuppressToggle}
+        concept=${concept}
+        text="Suppress"
+        label=${`Suppress ${name}`}
+        onRelease=${focusSearch}
       />
-      <button
-        type="button"
-        class="icon-button"
-        aria-label=${`Stop suppressing ${name}`}
-        onClick=${(event) => {
-          focusSearch(event);
-          remove("suppress", item.id);
-        }}
-      >
-        <${Icon} name="close" />
-      </button>
+      <${SuppressionStrength} item=${item} name=${name} />
     </div>
   </div>`;
+}
+
+function SuppressionStrength({ item, name }) {
+  const change = (text) => {
+    const strength = Math.max(0, Math.min(1000, Number(text)));
+    if (text === "" || !Number.isFinite(strength)) return;
+    set({ suppress: settings.value.suppress.map((other) => (other.id === item.id ? { ...other, strength } : other)) });
+  };
+  return html`<input
+    type="number"
+    class="slider-number"
+    aria-label=${`Strength of suppressing ${name}`}
+    title="How strongly, for each unit of alignment"
+    min="0"
+    max="1000"
+    step="1"
+    value=${item.strength}
+    onChange=${(event) => change(event.target.value)}
+  />`;
 }

@@ -4,6 +4,7 @@
 import { html } from "./html.js";
 import { conceptsOf, diverging, partsOf, strongest, sumError, waterfall } from "./attribution.js";
 import { Icon } from "./icons.js";
+import { handFocus } from "./roving.js";
 import { explanationOf, isBusy, runs, selection, shown } from "./store.js";
 import { exactText, percent, signed, spokenText } from "./text.js";
 import { ConceptName } from "./view_concepts.js";
@@ -32,7 +33,8 @@ export function TokenPanel() {
         type="button"
         class="icon-button"
         aria-label="Close the opened word"
-        onClick=${() => {
+        onClick=${(event) => {
+          handFocus(event, "[data-position][aria-pressed=true]");
           selection.value = null;
         }}
       >

@@ -33,3 +33,9 @@ def add_slider(page: Any, name: str, strength: int) -> None:
     page.wait_for_selector("[role=option]")
     page.press("[role=combobox]", "Enter")
     set_number(page, f"Strength of {name}", strength)
+
+
+def light(page: Any, name: str) -> None:
+    """Light a concept of the list and wait for what can be done with it."""
+    page.locator("[data-testid=concepts] .concept-name", has_text=name).first.click()
+    page.wait_for_selector("[data-testid=lit] h3:has-text('Nearest')")

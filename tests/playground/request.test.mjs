@@ -1,6 +1,7 @@
 // Settings to requests, code, links and presets.
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 
 import { LEAST, headOf, readCapabilities, servable } from "../../serve_app/playground/capabilities.js";
@@ -123,6 +124,37 @@ test("shell quoting survives quotes in the prompt", () => {
   const { body } = request.buildRequest({ ...DEFAULTS, prompt: "it's $HOME `x` \"y\"" });
   const command = asCurl("http://h/v1/completions", body);
   assert.ok(command.includes("it'\\''s $HOME `x` \\\"y\\\""));
+});
+
+/** The arguments that a POSIX shell gives curl for a command. */
+function argumentsOf(command, variables) {
+  const script = `curl() { for word; do printf '%s\\0' "$word"; done; }\n${command}`;
+  const out = execFileSync("/bin/sh", ["-c", script], { env: variables, encoding: "utf8" });
+  return out.split("\0").slice(0, -1);
+}
+
+test("a shell gives curl the very body and, where a key is in use, the key of its environment", () => {
+  const { body } = request.buildRequest({ ...DEFAULTS, prompt: "it's $HOME `x` \"y\" \\ !" });
+  const url = "http://h/v1/completions";
+  const [options, to, json, sent, ...rest] = argumentsOf(asCurl(url, body), {});
+  assert.deepEqual([options, to, json, JSON.parse(sent), rest], ["-sN", url, "--json", body, []]);
+  const key = "a key's $HOME \"and\" `more`";
+  const command = asCurl(url, body, { hasKey: true });
+  assert.ok(command.includes('-H "authorization: Bearer $GLASSBLOCK_API_KEY"'));
+  const words = argumentsOf(command, { GLASSBLOCK_API_KEY: key });
+  assert.equal(words[words.indexOf("-H") + 1], `authorization: Bearer ${key}`);
+  assert.deepEqual(JSON.parse(words[words.indexOf("--json") + 1]), body);
+  assert.equal(words.length, 6);
+});
+
+test("Python reads the key from the environment where one is in use, and names none elsewhere", () => {
+  const { path, body } = request.buildRequest(DEFAULTS, { model: "m" });
+  const open = asPython("http://h/v1", path, body);
+  assert.ok(open.includes('api_key="none"') && !open.includes("environ"));
+  const keyed = asPython("http://h/v1", path, body, { hasKey: true });
+  assert.ok(keyed.startsWith("import os\n\nfrom openai import OpenAI\n"));
+  assert.ok(keyed.includes('api_key=os.environ["GLASSBLOCK_API_KEY"])'));
+  assert.equal(keyed.replace("import os\n\n", "").replace('os.environ["GLASSBLOCK_API_KEY"]', '"none"'), open);
 });
 
 test("Python gets its own words for true, false and null", () => {

@@ -27,7 +27,9 @@ def sent_and_answered(page: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     page.click("text=Raw")
     request = json.loads(page.inner_text("[data-testid=raw-request]").partition("\n")[2])
     answer: dict[str, Any] = {}
-    for chunk in page.inner_text("[data-testid=raw-answer]").split("\n\n"):
+    *chunks, end = page.inner_text("[data-testid=raw-answer]").split("\n\n")
+    assert end == "[DONE]"
+    for chunk in chunks:
         answer |= json.loads(chunk)
     page.get_by_label("Close", exact=True).click()
     return request, answer

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.api_keys import ApiKeys
-from serve_app.config import ApiKeySettings
-from tests.playground.conftest import PATIENCE_MS, why_not
+from tests.playground.conftest import why_not
 from tests.playground.driving import SCRUB, add_slider, generate, prose, set_number, wait_for_end
 from tests.processes import eventually
 
@@ -265,6 +263,33 @@ def test_text_of_the_model_is_never_taken_for_markup(open_page):
     assert page.locator("main img").count() == 0
 
 
+def test_a_long_answer_shows_both_its_ends_and_is_copied_whole(open_page):
+    """Only the first chunks were shown, and the explanation, the usage and the end mark come last."""
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    events = whole_answer(" sea")
+    filler = [{"seq": 5 + i, "type": "block.sealed", "index": 0, "block": 0} for i in range(700)]
+    usage = {"choices": [], "usage": {"completion_tokens": 1}}
+    body = stream(events + filler, f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n")
+    page.route("**/v1/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    generate(page)
+    page.click("text=Raw")
+    sent = [line.removeprefix("data: ") for line in body.strip().split("\n\n")]
+    shown = page.inner_text("[data-testid=raw-answer]").split("\n\n")
+    gap = next(i for i, line in enumerate(shown) if not line.startswith("{"))
+    assert 0 < gap < len(shown) - 3
+    num_hidden = len(sent) - (len(shown) - 1)
+    assert num_hidden > 0 and f" {num_hidden} chunks left out" in shown[gap]
+    assert [json.loads(line) for line in shown[:gap]] == [json.loads(line) for line in sent[:gap]]
+    tail = shown[gap + 1 :]
+    assert [json.loads(line) for line in tail[:-1]] == [json.loads(line) for line in sent[-len(tail) : -1]]
+    assert json.loads(tail[-2]) == usage and tail[-1] == "[DONE]"
+    page.locator(".code-block:has([data-testid=raw-answer])").get_by_role("button", name="Copy").click()
+    page.get_by_text("chunk by chunk copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()").split("\n\n")
+    assert [json.loads(line) for line in copied[:-1]] == [json.loads(line) for line in sent[:-1]]
+    assert copied[-1] == "[DONE]"
+
+
 def whole_answer(token: str) -> list[dict[str, Any]]:
     """Events of a text of one token."""
     place = {"index": 0, "block": 0, "start": 0, "end": 1}
@@ -341,23 +366,6 @@ def test_presets_are_saved_and_loaded_as_sliders(open_page):
     assert page.locator(".slider-number").input_value() == "5"
 
 
-def test_a_server_that_asks_for_a_key_gets_it(serve, browser, tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("open-sesame\n")
-    with serve(api_keys=ApiKeys(ApiKeySettings(file=str(keys)))) as site:
-        page = browser.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site.url)
-        page.wait_for_selector(".state-locked")
-        page.fill("#first-key", "open-sesame")
-        page.press("#first-key", "Enter")
-        page.wait_for_selector(".state-ready")
-        set_number(page, "Tokens", 8)
-        generate(page)
-        assert "8 tokens" in page.inner_text("[data-testid=facts]")
-        page.close()
-
-
 def test_a_link_restores_settings_and_sends_them_nowhere(open_page, site):
     page = open_page()
     page.fill("#prompt", "a secret \u00e9t\u00e9")
@@ -384,7 +392,7 @@ def test_the_code_shown_is_the_request_that_is_sent(open_page):
     assert caught.value.post_data_json == shown
 
 
-def test_a_keyboard_alone_is_enough(open_page):
+def test_a_keyboard_writes_asks_and_walks_through_the_words(open_page):
     page = open_page()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -437,6 +445,7 @@ def test_no_width_scrolls_sideways(open_page):
     page.locator(".word").first.click()
     page.locator("[data-testid=slider] summary").click()
     page.get_by_role("button", name="Set its weight").click()
+    page.get_by_role("button", name="Suppress animal", exact=True).click()
     page.click("summary:has-text('Sampling')")
     for place in ("0", "30", "1000"):
         page.locator(".scrub").evaluate(SCRUB, place)
@@ -459,6 +468,7 @@ def test_axe_finds_nothing_to_object_to(open_page, scheme):
         more.click()
     page.get_by_role("button", name="Set its weight").first.click()
     page.locator("[data-testid=override]").wait_for()
+    page.get_by_role("button", name="Suppress animal", exact=True).click()
     assert violations(page) == []
     page.locator(".scrub").evaluate(SCRUB, "30")
     page.fill("[role=combobox]", "a")

@@ -33,7 +33,7 @@ def test_the_pure_modules_of_the_page_do_what_their_tests_say(file):
 
 def test_modules_with_tests_touch_neither_page_nor_network():
     """What makes them testable without a browser."""
-    tested = {"attribution", "capabilities", "player", "replay", "request", "share", "snippets", "sse", "text"}
+    tested = {"attribution", "capabilities", "player", "raw", "replay", "request", "share", "snippets", "sse", "text"}
     folder = FOLDER.parents[1] / "serve_app" / "playground"
     for name in tested:
         source = (folder / f"{name}.js").read_text(encoding="utf-8")
