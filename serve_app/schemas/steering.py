@@ -21,6 +21,8 @@ MAX_STRENGTH = 1000.0
 def _check_concept_name(value: Any) -> Any:
     if isinstance(value, Mapping) and "id" in value and value.keys() <= {"id", "name"}:
         # As answers and presets tell a concept, so that what they say can be sent again.
+        if not isinstance(value.get("name"), str | None):
+            raise PydanticCustomError("concept_name", "has a `name` that is no string; the id decides, leave it out")
         value = value["id"]
     if isinstance(value, str) or is_int(value):
         return value
