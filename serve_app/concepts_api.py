@@ -110,9 +110,9 @@ class NeighborList(Answer):
 class ActiveConcept(ConceptName):
     """A concept at a token."""
 
-    weight: float
-    """Sigmoid of its logit."""
-    contribution: float
+    weight: float | None
+    """Sigmoid of its logit; null for what JSON has no number for, as everywhere."""
+    contribution: float | None
     """To the logit of the token that stands there."""
 
 

@@ -29,7 +29,7 @@ def _check_concept_name(value: Any) -> Any:
     if isinstance(value, Mapping) and "id" in value and value.keys() <= {"id", "name"}:
         # As answers and presets tell a concept, so that what they say can be sent again.
         if not isinstance(value.get("name"), str | None):
-            raise PydanticCustomError("concept_name", "has a name that is no string; leave it out")
+            raise PydanticCustomError("concept_name", "has a `name` that is no string; the id decides, leave it out")
         return _check_concept_id(value["id"])
     return _check_concept_id(value)
 
