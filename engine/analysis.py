@@ -10,7 +10,15 @@ from typing import Any, Literal, get_args
 
 from .checks import is_list, is_number, is_whole, shown
 from .errors import InvalidValue
-from .limits import MAX_CFG_SCALE, MAX_INTEGRATION_STEPS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_TARGETS
+from .limits import (
+    MAX_CFG_SCALE,
+    MAX_INSPECTED_CONCEPTS,
+    MAX_INTEGRATION_STEPS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_SEED,
+    MAX_TARGETS,
+)
 from .output import ConceptContribution
 from .trace import Trace
 
@@ -136,7 +144,7 @@ class InspectTokens:
 
     def __post_init__(self) -> None:
         _check_ids(self, "token_ids", least=1)
-        _check_whole(self, "top_k", 0, 1024)
+        _check_whole(self, "top_k", 0, MAX_INSPECTED_CONCEPTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -153,9 +153,14 @@ class AsyncEngine:
         *,
         recorder: Recorder | None = None,
         hang_timeout_s: float = 60.0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Self:
-        """Load a checkpoint folder and start the thread; raises InvalidConfig or CheckpointError."""
-        return cls(Engine.from_checkpoint(path, config, recorder=recorder), hang_timeout_s=hang_timeout_s)
+        """Load a checkpoint folder, telling `progress` bytes of weights read and in all, and start the thread.
+
+        Raises InvalidConfig or CheckpointError.
+        """
+        engine = Engine.from_checkpoint(path, config, recorder=recorder, progress=progress)
+        return cls(engine, hang_timeout_s=hang_timeout_s)
 
     @property
     def model_config(self) -> ModelConfig:

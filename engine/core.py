@@ -109,11 +109,19 @@ class Engine:
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path, config: EngineConfig | None = None, *, recorder: Recorder | None = None
+        cls,
+        path: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        recorder: Recorder | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Engine:
-        """Load a checkpoint folder (config.json, *.safetensors); raises InvalidConfig or CheckpointError."""
+        """Load a checkpoint folder (config.json, *.safetensors), telling `progress` bytes of weights read and in all.
+
+        Raises InvalidConfig or CheckpointError.
+        """
         config = config or EngineConfig()
-        return cls(ModelRunner.load(path, config), config, recorder=recorder)
+        return cls(ModelRunner.load(path, config, progress=progress), config, recorder=recorder)
 
     @property
     def model_config(self) -> ModelConfig:

@@ -143,22 +143,7 @@ def capabilities(checkpoint: Checkpoint, configured: Limits, *, has_presets: boo
         "heads": _heads(checkpoint),
         "policies": {name: _policy(name) for name in get_args(Policy)},
         "default_policy": SamplingParams().policy,
-        "limits": {
-            "max_body_bytes": configured.max_body_bytes,
-            "max_prompts": configured.max_prompts,
-            "max_tokens": min(configured.max_tokens or config.block_size, config.block_size),
-            "max_embedding_inputs": configured.max_embedding_inputs,
-            "max_choices": min(MAX_CHOICES, configured.max_prompts),
-            "max_logprobs": limits.MAX_LOGPROBS,
-            "max_stop_strings": MAX_STOP_STRINGS,
-            "max_interventions": MAX_INTERVENTIONS,
-            "max_suppressions": MAX_INTERVENTIONS,
-            "max_overrides": limits.MAX_OVERRIDES,
-            "max_concepts_per_intervention": MAX_STEERED_CONCEPTS,
-            "max_likelihood_samples": limits.MAX_SAMPLES,
-            "max_input_attribution_targets": limits.MAX_TARGETS,
-            "max_input_attribution_steps": limits.MAX_INTEGRATION_STEPS,
-        },
+        "limits": _limits(configured, config),
         "embeddings": {
             "types": list(get_args(EmbeddingKind)),
             "poolings": list(get_args(Pooling)),
@@ -172,6 +157,25 @@ def capabilities(checkpoint: Checkpoint, configured: Limits, *, has_presets: boo
             config, steering=SteeringParams(overrides=(WeightOverride(concept_id=0, weight=1.0),))
         ),
         "has_presets": has_presets,
+    }
+
+
+def _limits(configured: Limits, config: ModelConfig) -> dict[str, int]:
+    return {
+        "max_body_bytes": configured.max_body_bytes,
+        "max_prompts": configured.max_prompts,
+        "max_tokens": min(configured.max_tokens or config.block_size, config.block_size),
+        "max_embedding_inputs": configured.max_embedding_inputs,
+        "max_choices": min(MAX_CHOICES, configured.max_prompts),
+        "max_logprobs": limits.MAX_LOGPROBS,
+        "max_stop_strings": MAX_STOP_STRINGS,
+        "max_interventions": MAX_INTERVENTIONS,
+        "max_suppressions": MAX_INTERVENTIONS,
+        "max_overrides": limits.MAX_OVERRIDES,
+        "max_concepts_per_intervention": MAX_STEERED_CONCEPTS,
+        "max_likelihood_samples": limits.MAX_SAMPLES,
+        "max_input_attribution_targets": limits.MAX_TARGETS,
+        "max_input_attribution_steps": limits.MAX_INTEGRATION_STEPS,
     }
 
 

@@ -27,7 +27,7 @@ from .errors import ApiError
 from .tokenizer import Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
-_CONFIG_FILE = "tokenizer_config.json"
+CONFIG_FILE = "tokenizer_config.json"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 HEADER_TEMPLATE = (
@@ -65,7 +65,7 @@ class ChatTemplate:
     @classmethod
     def from_checkpoint(cls, folder: str | Path, config: ModelConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The template in `folder`, else Steerling's own where the vocabulary has its tokens, else None."""
-        description = _read_description(Path(folder) / _CONFIG_FILE)
+        description = _read_description(Path(folder) / CONFIG_FILE)
         source = _find_source(Path(folder), description)
         if source is None:
             wanted = (config.start_header_id, config.end_header_id, config.eot_id, config.endofchunk_token_id)
@@ -235,14 +235,18 @@ def _read_description(file: Path) -> Mapping[str, Any]:
 
 
 def _find_source(folder: Path, description: Mapping[str, Any]) -> str | None:
-    if (folder / TEMPLATE_FILE).is_file():
-        return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    file = folder / TEMPLATE_FILE
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
     source = description.get("chat_template")
-    if isinstance(source, list):
+    if isinstance(source, list) and all(isinstance(item, dict) and "template" in item for item in source):
         # Several by name; the others are for tools and documents.
-        source = next((item["template"] for item in source if item["name"] == "default"), None)
+        source = next((item["template"] for item in source if item.get("name") == "default"), None)
     if not isinstance(source, str | None):
-        raise CheckpointError(f"{folder / _CONFIG_FILE}: chat_template is {source!r:.80}; it must be a string")
+        raise CheckpointError(f"{folder / CONFIG_FILE}: chat_template is {source!r:.80}; it must be a string")
     return source
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from engine import ConceptContribution, Head, Inspection, InspectTokens
+from engine import ConceptContribution, Head, Inspection, InspectTokens, limits
 
 from .analyses import TextInput, TokenUsage, analyze_all, encode_input
 from .attribution import number
@@ -30,7 +30,7 @@ class InspectRequest(StrictObject):
     """One of /v1/models; absent means the only one."""
     input: TextInput
     """Text, token ids, or messages for the chat template."""
-    top_k: int = Field(default=8, ge=0, le=1024)
+    top_k: int = Field(default=8, ge=0, le=limits.MAX_INSPECTED_CONCEPTS)
     """Concepts of each head for a token, largest weight first."""
 
 
@@ -110,9 +110,9 @@ class NeighborList(Answer):
 class ActiveConcept(ConceptName):
     """A concept at a token."""
 
-    weight: float
-    """Sigmoid of its logit."""
-    contribution: float
+    weight: float | None
+    """Sigmoid of its logit; null for what JSON has no number for, as everywhere."""
+    contribution: float | None
     """To the logit of the token that stands there."""
 
 

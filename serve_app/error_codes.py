@@ -24,7 +24,7 @@ ERROR_CODES: dict[str, ErrorCode] = {
     ),
     "unsupported_field": ErrorCode((400,), "A field is known and not served here; leave it out."),
     "attribution_unsupported": ErrorCode(
-        (400,), "What is to be explained, this checkpoint or this server cannot explain."
+        (400,), "This checkpoint or this server cannot explain what was asked for; `message` says why."
     ),
     "context_length_exceeded": ErrorCode((400,), "Prompt and `max_tokens`, or a text, do not fit; shorten them."),
     "concept_not_found": ErrorCode((400, 404), "No concept has the id or label: 404 in a path, 400 in a body."),

@@ -8,6 +8,7 @@ Ray's error and its own; the table is looked up along the class's MRO, so both f
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -181,7 +182,8 @@ def to_api_error(error: Exception) -> ApiError:
     )
 
 
-_TOLD: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
+TOLD_ERRORS: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
+"""The same, and those that have their form already: for whoever tells an error in other words."""
 
 
 @contextmanager
@@ -189,10 +191,12 @@ def told_as(**names: str) -> Iterator[None]:
     """Have errors name a field as the body has it: `names` are the body's, by the engine's."""
     try:
         yield
-    except _TOLD as error:
+    except TOLD_ERRORS as error:
         known = to_api_error(error)
         if known.param not in names:
             raise
+        # The engine's sentences begin with the field's name.
+        known.message = re.sub(rf"^{re.escape(known.param)}\b", names[known.param], known.message)
         raise known.with_param(names[known.param]) from error
 
 
@@ -221,6 +225,7 @@ _RULE = "Input should be "
 
 def _complaint(error: Mapping[str, Any], param: str) -> str:
     """What is wrong with which field, and with which value of it."""
+    # Of lists pydantic says when it counted, which is no matter of the caller's.
     message = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
     if message.startswith(_RULE) and "input" in error:
         return f"{param or 'the body'} is {_shown(error['input'])}; it must be {message.removeprefix(_RULE)}"

@@ -37,7 +37,7 @@ async def _generate(request: Request, body: GenerateFields, answer_format: Answe
     completion_id = f"{answer_format.id_prefix}{uuid.uuid4().hex}"
     with api_errors():
         body = await with_named_preset(body, service)
-        jobs = make_jobs(body, service.checkpoint, completion_id=completion_id, limits=service.limits)
+        jobs = make_jobs(body, service.checkpoint, completion_id=completion_id, configured=service.limits)
         completion = Completion(
             service.client, body, jobs, service.checkpoint, answer_format, completion_id, caller_of(request)
         )

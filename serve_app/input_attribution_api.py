@@ -37,7 +37,7 @@ from engine import (
 
 from .attribution import number
 from .completions import Caller, EngineClient
-from .errors import KNOWN_ERRORS, UNSUPPORTED_FIELD, ApiError, http_param, to_api_error
+from .errors import TOLD_ERRORS, UNSUPPORTED_FIELD, ApiError, http_param, to_api_error
 from .rendering import require_text
 from .schemas import ChatRequest, CompletionRequest
 from .schemas.input_attribution import (
@@ -52,7 +52,6 @@ from .translation import Checkpoint, check_model, make_jobs
 
 router = APIRouter(tags=["attributions"])
 
-_ERRORS: tuple[type[Exception], ...] = (ApiError, *KNOWN_ERRORS)
 _TRACE_FIELDS = frozenset(field.name for field in fields(Trace))
 
 
@@ -97,7 +96,7 @@ async def replay(request: Request, body: ReplayRequest) -> Response:
 
 
 async def _replayed(client: EngineClient, raw_trace: dict[str, Any]) -> Replay:
-    with _named_in_trace():
+    with _named_in_trace(), _unexplained():
         result = await client.analyze(ReplayTrace(trace=Trace.from_dict(raw_trace)))
     assert isinstance(result, Replay), result
     return result
@@ -146,7 +145,7 @@ def _engine_request(request: CompletionRequest | ChatRequest, service: Service) 
     if request.stream:
         raise ApiError(400, "there is nothing to stream here; leave it out", code=UNSUPPORTED_FIELD, param="stream")
     only_one = service.limits.model_copy(update={"max_prompts": 1})
-    (job,) = make_jobs(request, service.checkpoint, completion_id=f"attr-{uuid.uuid4().hex}", limits=only_one)
+    (job,) = make_jobs(request, service.checkpoint, completion_id=f"attr-{uuid.uuid4().hex}", configured=only_one)
     if job.engine_request is None:
         message = "max_tokens is 0, so there is nothing to explain; at least 1"
         raise ApiError(400, message, code="invalid_value", param="max_tokens")
@@ -182,13 +181,20 @@ def _targets(asked: list[int] | None, trace: Trace, checkpoint: Checkpoint) -> t
 
 
 async def _analyzed(client: EngineClient, analysis: AttributeInputs) -> InputAttribution:
-    try:
+    with _unexplained():
         result = await client.analyze(analysis)
+    assert isinstance(result, InputAttribution), result
+    return result
+
+
+@contextmanager
+def _unexplained() -> Iterator[None]:
+    """Give what no gradient and no replay is served for a code of its own: no single field of the body is at fault."""
+    try:
+        yield
     except Unsupported as error:
         known = to_api_error(error)
         raise ApiError(400, known.message, code="attribution_unsupported", param=known.param) from error
-    assert isinstance(result, InputAttribution), result
-    return result
 
 
 async def _output(source: AsyncGenerator[tuple[Event, ...], None]) -> Output:
@@ -209,9 +215,10 @@ def _named_within(field: str) -> Iterator[None]:
     """Let errors name the field of an object in the body as such."""
     try:
         yield
-    except _ERRORS as error:
+    except TOLD_ERRORS as error:
         known = to_api_error(error)
         # What the engine says of the trace is the caller's request.
+        # A trace has cfg_scale at its top, a body in `diffusion`.
         inner = http_param("sampling." + (known.param or "").removeprefix("trace").lstrip(".")) or ""
         raise known.with_param(f"{field}.{inner}" if inner else field) from error
 
@@ -221,7 +228,7 @@ def _named_in_trace() -> Iterator[None]:
     """Let errors name a part of a trace as such: the engine checks a trace as the request that it was made by."""
     try:
         yield
-    except _ERRORS as error:
+    except TOLD_ERRORS as error:
         known = to_api_error(error)
         param = "prompt_token_ids" if known.param == "prompt" else known.param or ""
         if re.split(r"[.\[]", param, maxsplit=1)[0] in _TRACE_FIELDS:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import cast
@@ -68,16 +68,23 @@ class LocalEngineClient:
 
 
 @contextmanager
-def local_server(model: str | None = None, *, engine: EngineConfig | None = None, port: int = 0) -> Iterator[str]:
+def local_server(
+    model: str | None = None,
+    *,
+    engine: EngineConfig | None = None,
+    port: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[str]:
     """Serve a checkpoint on this machine's loopback until the block ends; yields the base URL.
 
-    `model` is a folder or hub id, None the demo model; `port` 0 takes a free one. Raises CheckpointError or
+    `model` is a folder or hub id, None the demo model; `port` 0 takes a free one; `progress` is told bytes of weights
+    read and in all. Raises CheckpointError or
     InvalidConfig before anything is served, and OSError for a port that is taken.
     """
     app = AppConfig(model=model, engine=engine or EngineConfig())
     folder = locate(app.checkpoint, app.revision, with_weights=True)
     checkpoint = describe(folder, app.served_model_id)
-    running = AsyncEngine.from_checkpoint(folder, app.engine)
+    running = AsyncEngine.from_checkpoint(folder, app.engine, progress=progress)
     try:
         service = Service(
             client=LocalEngineClient(running),

@@ -23,6 +23,7 @@ from typing import Any
 
 from .api_keys import ApiKeys
 from .checkpoint import locate
+from .client_key import KEY_VARIABLE
 from .config import BUILDER, AppConfig, local_cluster_environment
 from .deploy_check import load
 
@@ -98,7 +99,7 @@ def asks_for_key(config: dict[str, Any]) -> bool:
 
 def first_request(url: str, *, asks_for_key: bool) -> str:
     """A shell command that shows that the server at `url` answers."""
-    key = ' -H "authorization: Bearer $GLASSBLOCK_API_KEY"' if asks_for_key else ""
+    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if asks_for_key else ""
     body = '{"prompt": "a small", "max_tokens": 32}'
     return f"curl -s{key} --json '{body}' {url}/v1/completions"
 

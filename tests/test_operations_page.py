@@ -6,7 +6,6 @@ import dataclasses
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,23 +189,6 @@ def test_every_module_that_is_run_exists():
     assert names >= {"serve_app.run", "serve_app.deploy_check", "serve_app.capacity"}
     for name in names - {"pytest"}:
         assert (ROOT / (name.replace(".", "/") + ".py")).is_file(), name
-
-
-def shown_after(command: str) -> str | None:
-    found = re.search(re.escape(command) + r"```\n+```\n(.*?)```", TEXT, flags=re.DOTALL)
-    return None if found is None else found.group(1)
-
-
-@pytest.mark.parametrize("command", blocks("sh", "run"), ids=lambda command: command.split("\n")[0][:40])
-def test_what_is_marked_runs_and_prints_what_is_shown(tmp_path, command):
-    for name in ("deploy", "serve_app", "engine", "demo_model"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    line = command.replace("python ", f"{sys.executable} ")
-    done = subprocess.run(["bash", "-ec", line], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    shown = shown_after(command)
-    if shown is not None:
-        assert done.stdout == shown
 
 
 def test_deploy_files_that_are_shown_have_no_fault():

@@ -51,7 +51,7 @@ _INDEX_FILE = "model.safetensors.index.json"
 # Hub wrappers hold the model in an attribute of this name.
 _WRAPPER_PREFIX = "model."
 # Integers and 8-bit floats are quantised weights, whose scales this loader knows nothing of.
-_STORED_DTYPES = ("BF16", "F16", "F32", "F64")
+_DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 
 def public_name(name: str) -> str:
@@ -61,10 +61,17 @@ def public_name(name: str) -> str:
     return name
 
 
-def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) -> SteerlingModel:
+def load_model(
+    path: str | Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SteerlingModel:
     """Read a checkpoint folder (config.json and safetensors, single or sharded) straight to the device.
 
-    Raises InvalidConfig for config.json and CheckpointError for its tensors.
+    `progress` is called with bytes that were read of the files' tensors and are to be read in all. Raises InvalidConfig
+    for config.json and CheckpointError for its tensors.
     """
     folder = Path(path)
     config = ModelConfig.from_json(folder)
@@ -74,11 +81,16 @@ def load_model(path: str | Path, *, device: torch.device, dtype: torch.dtype) ->
         stored = _open_tensors(folder, stack, device)
         parameters = dict(_named_parameters(model))
         sources = _match(parameters, stored, config)
+        sizes = {name: _stored_bytes(stored[source], source) for name, source in sources.items()}
+        done, total = 0, sum(sizes.values())
+        progress(done, total)
         for name, parameter in parameters.items():
             tensor = stored[sources[name]].get_tensor(sources[name].stored_name)
             # On the CPU it is a view of the file, and whoever rewrote that would change a running model.
             tensor = tensor.to(dtype, copy=device.type == "cpu")
             _set_parameter(model, name, _padded(tensor, parameter.shape))
+            done += sizes[name]
+            progress(done, total)
     if config.weight_sharing:
         model.transformer.lm_head.weight = model.transformer.embedding.weight
     _materialise_buffers(model, config, device)
@@ -186,6 +198,13 @@ def _open_tensors(folder: Path, stack: ExitStack, device: torch.device) -> dict[
     return stored
 
 
+def _stored_bytes(handle: Any, source: _Stored) -> int:
+    """What a tensor takes in its file, by the file's header."""
+    view = handle.get_slice(source.stored_name)
+    shape: list[int] = view.get_shape()
+    return math.prod(shape) * _DTYPE_BYTES[view.get_dtype()]
+
+
 def _read_index(file: Path) -> dict[str, str]:
     """Which file each tensor is in, by the index; every file a plain name in the index's folder."""
     try:
@@ -221,8 +240,8 @@ def _match(parameters: Mapping[str, Tensor], stored: Mapping[_Stored, Any], conf
         for candidate in found:
             view = stored[by_name[candidate]].get_slice(by_name[candidate].stored_name)
             actual = list(view.get_shape())
-            if view.get_dtype() not in _STORED_DTYPES:
-                problems.append(f"{candidate} is stored as {view.get_dtype()}, not as {', '.join(_STORED_DTYPES)}")
+            if view.get_dtype() not in _DTYPE_BYTES:
+                problems.append(f"{candidate} is stored as {view.get_dtype()}, not as {', '.join(_DTYPE_BYTES)}")
             if actual != shape:
                 problems.append(f"{candidate} has shape {actual}, config.json asks for {shape}")
         if len(found) == 2 and not problems and not _equal(stored, by_name, found):

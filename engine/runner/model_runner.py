@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,13 +105,18 @@ class ModelRunner:
         logger.info("memory of %s, %s:\n%s", self.device, self.dtype, self.memory.table())
 
     @staticmethod
-    def load(path: str | Path, engine: EngineConfig) -> SteerlingModel:
-        """Load a checkpoint folder to the engine's device; raises InvalidConfig or CheckpointError."""
+    def load(
+        path: str | Path, engine: EngineConfig, *, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> SteerlingModel:
+        """Load a checkpoint folder to the engine's device, telling bytes read and in all.
+
+        Raises InvalidConfig or CheckpointError.
+        """
         device, dtype = choose_device(engine)
         if engine.deterministic:
             # Reading weights takes long: not before it is known that they can be used.
             check_deterministic(ModelConfig.from_json(path), device, dtype)
-        return load_model(path, device=device, dtype=dtype)
+        return load_model(path, device=device, dtype=dtype, progress=progress)
 
     @torch.no_grad()
     def launch(self, rows: tuple[PlannedRow, ...], num_logprobs: int) -> PassInFlight:

@@ -13,12 +13,16 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from engine import CheckpointSummary, EngineError, ModelConfig, check_checkpoint
+from engine import CheckpointError, CheckpointSummary, EngineError, ModelConfig, check_checkpoint
 
+from ..chat_template import CONFIG_FILE, HEADER_TEMPLATE, TEMPLATE_FILE, ChatTemplate, Turn
 from ..concepts import LABELS_FILE, ConceptCatalogue
+from ..errors import ApiError
 from ..tokenizer import Tokenizer
 
 _GIB = 1024**3
+_QUESTION = "What is a fish?"
+"""Any template takes a conversation of one question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ def inspect(path: Path, *, reads_values: bool, progress: Callable[[int, int], No
         Finding("config.json", True, _describe_config(config)),
         _find("weights", weights),
         _find("tokenizer", lambda: _describe_tokenizer(path, config)),
+        _find("chat template", lambda: _describe_template(path, config)),
         _find("concepts", lambda: _describe_catalogue(path, config)),
     ]
 
@@ -98,6 +103,25 @@ def _describe_tokenizer(path: Path, config: ModelConfig) -> str:
     tokenizer = Tokenizer.from_checkpoint(path, config)
     source = "tokenizer.json" if (path / "tokenizer.json").is_file() else "cl100k_base"
     return f"{source}, {tokenizer.vocab_size} ids"
+
+
+def _describe_template(path: Path, config: ModelConfig) -> str:
+    try:
+        tokenizer = Tokenizer.from_checkpoint(path, config)
+    except (EngineError, OSError, ValueError):
+        raise CheckpointError("not tried: it needs the tokenizer") from None
+    template = ChatTemplate.from_checkpoint(path, config, tokenizer)
+    if template is None:
+        return "none: a base checkpoint" if config.eot_id is None else "none, so that chat is refused"
+    try:
+        ids = template.encode([Turn("user", _QUESTION)])
+    except ApiError as error:
+        raise CheckpointError(str(error)) from error
+    if (path / TEMPLATE_FILE).is_file():
+        source = TEMPLATE_FILE
+    else:
+        source = "Steerling's own" if template.source == HEADER_TEMPLATE else CONFIG_FILE
+    return f"{source}, {len(template.source)} characters; {_QUESTION!r} becomes {len(ids)} ids"
 
 
 def _describe_catalogue(path: Path, config: ModelConfig) -> str:

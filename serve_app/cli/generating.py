@@ -70,11 +70,15 @@ def watch(client: ApiClient, path: str, body: dict[str, Any], console: Console, 
     generation = Generation()
     body = {**body, "stream_options": {"include_diffusion": "steps"}}
     if console.is_terminal:
-        with Live(console=console, refresh_per_second=_FRAMES_PER_S, transient=True) as live:
-            for chunk in client.stream(path, body):
-                generation.take(chunk)
-                live.update(draw(generation, explains=explains))
-        console.print(Text(safe(generation.text)))
+        try:
+            with Live(console=console, refresh_per_second=_FRAMES_PER_S, transient=True) as live:
+                for chunk in client.stream(path, body):
+                    generation.take(chunk)
+                    live.update(draw(generation, explains=explains))
+        finally:
+            # The picture is erased however it ends; what was certain by then stays.
+            if generation.text:
+                console.print(Text(safe(generation.text)))
     else:
         printed = 0
         for chunk in client.stream(path, body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from engine import EngineConfig, EngineError
@@ -12,11 +12,14 @@ from .api_client import ApiFailure
 
 
 @contextmanager
-def served_here(model: str | None, device: str) -> Iterator[str]:
-    """Serve a checkpoint's folder or hub id, None the demo model; yields the URL. Raises ApiFailure if it cannot be."""
+def served_here(model: str | None, device: str, progress: Callable[[int, int], None]) -> Iterator[str]:
+    """Serve a checkpoint's folder or hub id, None the demo model; yields the URL.
+
+    `progress` is told bytes of weights read and in all. Raises ApiFailure if it cannot be served.
+    """
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(local_server(model, engine=EngineConfig(device=device)))
+            url = stack.enter_context(local_server(model, engine=EngineConfig(device=device), progress=progress))
         except EngineError as error:
             raise ApiFailure(str(error)) from error
         yield url

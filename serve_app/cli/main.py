@@ -19,6 +19,7 @@ from .asking import add_generating_options, check_steer
 from .bench import bench
 from .concepts import concepts
 from .generating import chat, generate
+from .waiting import Waiting
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 INTERRUPTED = 130
@@ -84,11 +85,11 @@ def _client(options: argparse.Namespace) -> Iterator[ApiClient]:
             yield client
         return
     with ExitStack() as stack:
-        with Console(stderr=True).status("loading the model"):
+        with Waiting(Console(stderr=True)) as waiting:
             # Here for the same reason.
             from .in_process import served_here  # noqa: PLC0415
 
-            url = stack.enter_context(served_here(options.model, options.device))
+            url = stack.enter_context(served_here(options.model, options.device, waiting.advance))
         yield stack.enter_context(ApiClient(url))
 
 

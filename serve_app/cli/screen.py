@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ _SHOWN_CONCEPTS = 5
 _BAR_WIDTH = 12
 _SHADES = ((0.9, "bold"), (0.6, ""), (0.0, "dim"))
 _SHOWN_TEXT = 1200
-"""Characters of finished text above the canvas: a live picture may not outgrow the screen."""
+"""Characters of finished text above the canvas that are laid out for a frame, of which the last lines are shown."""
 
 
 def shown(token: str) -> str:
@@ -36,16 +37,51 @@ def _visible(character: str) -> str:
 
 def draw(generation: Generation, *, explains: bool) -> RenderableType:
     """The picture of this moment."""
-    done = Text(safe(generation.text)[-_SHOWN_TEXT:])
+    has_canvas = generation.end > generation.start
     canvas = Panel(_canvas(generation), title=_title(generation), title_align="left", border_style="dim")
-    main = Group(done, canvas) if generation.end > generation.start else Group(done)
+    main = _Page(Text(safe(generation.text)[-_SHOWN_TEXT:]), canvas if has_canvas else None)
     if not explains:
-        return main
+        return _Fitting(main)
     layout = Table.grid(padding=(0, 2), expand=True)
     layout.add_column(ratio=3)
     layout.add_column(ratio=2)
     layout.add_row(main, Group(_landed(generation), Text(""), concept_table(generation)))
-    return layout
+    return _Fitting(layout)
+
+
+class _Page:
+    """Text above the canvas, its first lines left out where both would be higher than the screen."""
+
+    def __init__(self, text: Text, canvas: Panel | None) -> None:
+        self._text = text
+        self._canvas = canvas
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines that fit."""
+        canvas = [] if self._canvas is None else console.render_lines(self._canvas, options)
+        room = max(_most_lines(options) - len(canvas), 0)
+        text = console.render_lines(self._text, options, pad=False)
+        for line in text[len(text) - min(room, len(text)) :] + canvas:
+            yield from line
+            yield Segment.line()
+
+
+class _Fitting:
+    """Something, its last lines left out where it is higher than the screen."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines that fit."""
+        for line in console.render_lines(self._inner, options)[: _most_lines(options)]:
+            yield from line
+            yield Segment.line()
+
+
+def _most_lines(options: ConsoleOptions) -> int:
+    # What scrolls away cannot be drawn over, and each frame would leave it behind. One line is the cursor's at the end.
+    return max(options.max_height - 1, 1)
 
 
 def safe(text: str) -> str:

@@ -12,10 +12,13 @@ export function moveFocus(event, selector) {
   return true;
 }
 
-/** Give the focus to the first match in sight, for a button that is about to go away. Only if a key pressed it. */
-export function handFocus(event, selector) {
+/**
+ * Give the focus to the first match in sight, for a button that is about to go away. Only if a key pressed it: on a
+ * phone the focus could call up the keyboard.
+ */
+export function handFocus(event, selector, within = document) {
   if (event.detail !== 0) return;
-  [...document.querySelectorAll(selector)].find((element) => element.checkVisibility())?.focus();
+  [...within.querySelectorAll(selector)].find((element) => element.checkVisibility())?.focus();
 }
 
 function targetOf(key, members, at) {

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useId, useRef, useState } from "./html.js";
 import { Icon } from "./icons.js";
+import { handFocus } from "./roving.js";
 import { conceptName } from "./text.js";
 import { Mark } from "./view_concepts.js";
 
@@ -93,12 +94,9 @@ export function ConceptSearch({ label, placeholder, find, onChoose, hasHeads = f
   </div>`;
 }
 
-/**
- * Give the focus to the search of the same part, for a button that is about to go away. Only if a key pressed it: on
- * a phone the focus would call up the keyboard.
- */
+/** Give the focus to the search of the same part, for a button that is about to go away. */
 export function focusSearch(event) {
-  if (event.detail === 0) event.target.closest(".has-search").querySelector("[role=combobox]").focus();
+  handFocus(event, "[role=combobox]", event.target.closest(".has-search"));
 }
 
 function sayNothingFound(found, query) {

@@ -97,25 +97,25 @@ function Slider({ steer }) {
         <summary>More</summary>
         <${SliderMore} steer=${steer} name=${name} />
       </details>
-      <div class="slider-actions">
-        <${SuppressToggle} concept=${{ ...steer, head: "known" }} text="Suppress" label=${`Suppress ${name}`} />
-        ${suppression && html`<${SuppressionStrength} item=${suppression} name=${name} />`}
-        <button
-          type="button"
-          class="icon-button"
-          aria-label=${`Remove ${name}`}
-          onClick=${(event) => {
-            focusSearch(event);
-            set({ steers: settings.value.steers.filter((other) => other.id !== steer.id) });
-          }}
-        >
-          <${Icon} name="close" />
-        </button>
-      </div>
+      <${SliderActions} steer=${steer} name=${name} suppression=${suppression} />
     </div>
     ${suppression &&
     steer.strength > 0 &&
     html`<p class="quiet">The slider leans toward it all the same; put it to 0 to suppress alone.</p>`}
+  </div>`;
+}
+
+function SliderActions({ steer, name, suppression }) {
+  const remove = (event) => {
+    focusSearch(event);
+    set({ steers: settings.value.steers.filter((other) => other.id !== steer.id) });
+  };
+  return html`<div class="slider-actions">
+    <${SuppressToggle} concept=${{ ...steer, head: "known" }} text="Suppress" label=${`Suppress ${name}`} />
+    ${suppression && html`<${SuppressionStrength} item=${suppression} name=${name} />`}
+    <button type="button" class="icon-button" aria-label=${`Remove ${name}`} onClick=${remove}>
+      <${Icon} name="close" />
+    </button>
   </div>`;
 }
 

@@ -89,7 +89,7 @@ class ChatRequest(GenerateFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, put together by the checkpoint's chat template."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server has room for no more."""
+    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server allows no more."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The same by its newer name."""
     logprobs: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -29,6 +29,9 @@ def check_prompt(value: Any) -> Any:
     )
 
 
+_Logprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
+
+
 def _check_logprobs(value: Any) -> Any:
     # Chat says whether, this API how many; clients of the one send its "no" to the other.
     return None if value is False else value
@@ -44,10 +47,10 @@ class CompletionRequest(GenerateFields):
     prompt: Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(check_prompt)]
     """Text or token ids; a list of either gives `n` choices each. Text is never searched for special tokens."""
     max_tokens: int = Field(default=DEFAULT_MAX_TOKENS, ge=0)
-    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server has room for no more.
+    """Exact number of tokens at most. Absent: 256, or fewer where the context or the server allows no more.
     0 only with `echo`: nothing is generated, the prompt is returned and scored."""
     logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)] | None, BeforeValidator(_check_logprobs)
+        _Logprobs | None, BeforeValidator(_check_logprobs, json_schema_input_type=_Logprobs | Literal[False] | None)
     ] = None
     """Return each token's log-probability (before penalties and temperature) and those of this many likeliest."""
     echo: bool = False

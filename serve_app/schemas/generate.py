@@ -26,6 +26,7 @@ DEFAULT_MAX_TOKENS = 256
 MIN_TEMPERATURE = 0.001
 """Smallest but 0: below it the arithmetic overflows."""
 MAX_PRIORITY = 1_000_000
+"""Either way; the engine itself takes any that 64 bits hold."""
 MAX_POLICY_PARAMETER = 1e6
 """Beyond what any block can reach."""
 MAX_STOP_STRINGS = 16

@@ -14,17 +14,24 @@ from .base import StrictObject, is_int
 
 MAX_STEERED_CONCEPTS = 256
 MAX_INTERVENTIONS = 64
+"""Of one body, and as many suppressions; the engine itself takes `limits.MAX_INTERVENTIONS`."""
 MAX_STRENGTH = 1000.0
 """Far beyond any use, and far from where the arithmetic overflows."""
+
+
+def _check_concept_id(value: Any) -> Any:
+    if isinstance(value, str) or is_int(value):
+        return value
+    raise PydanticCustomError("concept_name", "must be a concept's id (a whole number) or its label (a string)")
 
 
 def _check_concept_name(value: Any) -> Any:
     if isinstance(value, Mapping) and "id" in value and value.keys() <= {"id", "name"}:
         # As answers and presets tell a concept, so that what they say can be sent again.
-        value = value["id"]
-    if isinstance(value, str) or is_int(value):
-        return value
-    raise PydanticCustomError("concept_name", "must be a concept's id (a whole number) or its label (a string)")
+        if not isinstance(value.get("name"), str | None):
+            raise PydanticCustomError("concept_name", "has a `name` that is no string; the id decides, leave it out")
+        return _check_concept_id(value["id"])
+    return _check_concept_id(value)
 
 
 def _check_concept_item(value: Any) -> Any:
@@ -52,7 +59,7 @@ ConceptName = Annotated[
 class ConceptItem(StrictObject):
     """One concept of an intervention."""
 
-    id: Annotated[int | str, BeforeValidator(_check_concept_name)]
+    id: Annotated[int | str, BeforeValidator(_check_concept_id)]
     """A catalogue id or an exact label, whatever its case."""
     name: str | None = None
     """As presets tell it. Not read: the id decides."""

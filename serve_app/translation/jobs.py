@@ -44,12 +44,12 @@ class ChoiceJob:
 
 
 def make_jobs(
-    request: GenerateFields, checkpoint: Checkpoint, *, completion_id: str, limits: Limits
+    request: GenerateFields, checkpoint: Checkpoint, *, completion_id: str, configured: Limits
 ) -> list[ChoiceJob]:
     """`n` jobs a prompt, in the order of prompts. Raises ApiError or InvalidRequest that names the field at fault."""
     check_model(request.model, checkpoint)
-    _check_token_limit(request, limits)
-    prompts = list(_prompts(request, checkpoint, max_prompts=limits.max_prompts))
+    _check_token_limit(request, configured)
+    prompts = list(_prompts(request, checkpoint, max_prompts=configured.max_prompts))
     asked = GenerateRequest(
         prompt_token_ids=(),
         sampling=_sampling(request),
@@ -59,7 +59,7 @@ def make_jobs(
     )
     jobs: list[ChoiceJob] = []
     for param, token_ids in prompts:
-        max_tokens = _max_tokens(request, len(token_ids), checkpoint.config, limits)
+        max_tokens = _max_tokens(request, len(token_ids), checkpoint.config, configured)
         of_prompt = replace(asked, prompt_token_ids=token_ids, max_tokens=max_tokens)
         with _naming(param):
             _check(of_prompt, checkpoint.config, generates=request.token_limit > 0)
@@ -75,20 +75,20 @@ def make_jobs(
     return jobs
 
 
-def _check_token_limit(request: GenerateFields, limits: Limits) -> None:
-    field, most = request.token_limit_field, limits.max_tokens
+def _check_token_limit(request: GenerateFields, configured: Limits) -> None:
+    field, most = request.token_limit_field, configured.max_tokens
     if field is not None and most is not None and request.token_limit > most:
         message = f"{field} is {request.token_limit}; this server allows {most}"
         raise ApiError(400, message, code="invalid_value", param=field)
 
 
-def _max_tokens(request: GenerateFields, num_prompt_tokens: int, config: ModelConfig, limits: Limits) -> int:
+def _max_tokens(request: GenerateFields, num_prompt_tokens: int, config: ModelConfig, configured: Limits) -> int:
     """What is asked for; the default as far as there is room for it, since nobody has asked for that much."""
     # The engine has no word for nothing.
     most = max(request.token_limit, 1)
     if request.token_limit_field is not None:
         return most
-    return max(min(most, limits.max_tokens or most, config.block_size - num_prompt_tokens), 1)
+    return max(min(most, configured.max_tokens or most, config.block_size - num_prompt_tokens), 1)
 
 
 def turns_of(messages: Iterable[Message]) -> list[Turn]:

@@ -46,7 +46,7 @@ CLIENTS = (
     Client(name="guidellm", driver="drive_guidellm.py", requirements="guidellm", torch=True),
     Client(name="aiperf", driver="drive_aiperf.py", requirements="aiperf"),
     Client(name="locust", driver="drive_locust.py", requirements="locust"),
-    Client(name="schemathesis", driver="drive_schemathesis.py", requirements="schemathesis"),
+    Client(name="schemathesis", driver="drive_schemathesis.py", requirements="schemathesis", timeout_s=1800),
     Client(name="vllm-bench-serve", driver="drive_vllm_bench.py"),
     Client(name="open-webui", driver="drive_open_webui.py"),
 )

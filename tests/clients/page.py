@@ -1,4 +1,4 @@
-"""docs/clients.md: its table is written here, and its examples are run."""
+"""docs/clients.md: its table is written here; its examples are run, and those of other pages that need a client."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from .catalogue import CLIENTS, Client
 from .client_environment import client_environment, run_client
 from .environments import home
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "clients.md"
 BEGIN = "<!-- written by `make test-clients CLIENTS_ARGS=--write-page` -->"
 END = "<!-- end -->"
 URL = "http://127.0.0.1:8000"
 """What examples call the server, its model, and the folder of its checkpoint."""
 MODEL = "steerling-8b-instruct"
 CHECKPOINT = "path/to/steerling-8b-instruct"
+DEMO_MODEL = "steerling-demo"
+"""What examples of other pages call the model."""
+ELSEWHERE = {"openai": {"README.md": "from openai import", "docs/api.md": "from openai import"}}
+"""Client -> other pages with examples in Python that need it -> how these start."""
 EXAMPLE = re.compile(r"^```(python|sh|js)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 120.0
 
@@ -30,11 +35,21 @@ def section(client: str) -> str:
     return found[1]
 
 
+def examples_of(client: Client) -> list[tuple[str, str]]:
+    """(language, code) of everything on the pages that is run with the client."""
+    found = EXAMPLE.findall(section(client.name))
+    for page, start in ELSEWHERE.get(client.name, {}).items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        found += [(kind, code) for kind, code in EXAMPLE.findall(text) if kind == "python" and code.startswith(start)]
+    return found
+
+
 def run_example(client: Client, program: Path, url: str, model: str, checkpoint: Path, scratch: Path) -> list[str]:
     """Run a client's examples as they stand, but for where the server is and what it serves; what went wrong."""
     problems = []
-    for kind, code in EXAMPLE.findall(section(client.name)):
-        code = code.replace(URL, url).replace(CHECKPOINT, str(checkpoint)).replace(MODEL, model)
+    for kind, code in examples_of(client):
+        code = code.replace(URL, url).replace(CHECKPOINT, str(checkpoint))
+        code = code.replace(MODEL, model).replace(f'"{DEMO_MODEL}"', f'"{model}"')
         command = {"python": [str(program), "-"], "sh": ["bash", "-eu"], "js": [str(program), "--input-type=module"]}[
             kind
         ]

@@ -1,8 +1,8 @@
-"""Every example of the README and of docs/ that shows what it prints is run, and prints that.
+"""Every `sh` and `python` block of the README and of docs/ is run, and prints what its page shows.
 
-An example is a fenced block of `sh` or `python` with a plain fenced block behind it. A line `...` in what is shown
-stands for any number of lines. Numbers with a fraction may differ in their last digits, which depend on the order in
-which a machine adds.
+What a plain block right behind shows is compared. A line `...` in it stands for any number of lines, and within a line
+for anything. Numbers with a fraction may differ in their last digits, which depend on the order in which a machine
+adds. A block without one has to be in `exceptions.py`, which says whether it is run at all, and why not.
 """
 
 from __future__ import annotations
@@ -12,68 +12,28 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from serve_app.config import TelemetrySettings
 from serve_app.local import local_server
+from serve_app.tracing import make_tracer
+from tests.clients.catalogue import CLIENTS
+from tests.clients.page import examples_of
+from tests.docs.exceptions import EXCEPTIONS, Exempt
+from tests.docs.pages import LANGUAGES, PAGES, ROOT, Example, agrees, examples, examples_in
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 SERVER = "http://127.0.0.1:8000"
-TIMEOUT_S = 120
-INSIDE = r"((?:(?!```).)*?)"
-EXAMPLE = re.compile(rf"^```(sh|python)\n{INSIDE}^```\n+^```\n{INSIDE}^```$", flags=re.DOTALL | re.MULTILINE)
-NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-ANYTHING = "..."
+TIMEOUT_S = 200
 
 
-@dataclass(frozen=True)
-class Example:
-    page: str
-    line: int
-    language: str
-    code: str
-    shown: str
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
+def entries_of(example: Example) -> list[Exempt]:
+    return [entry for entry in EXCEPTIONS if entry.matches(example)]
 
 
-def examples() -> list[Example]:
-    found = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for match in EXAMPLE.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            found.append(Example(str(page.relative_to(ROOT)), line, *match.groups()))
-    return found
-
-
-def agrees(printed: str, shown: str) -> bool:
-    """Whether the lines shown are those printed, with anything at all in place of `...` lines."""
-    lines, at = printed.split("\n"), 0
-    is_open = False
-    for is_gap, group in groupby(shown.rstrip("\n").split("\n"), key=lambda line: line.strip() == ANYTHING):
-        if is_gap:
-            is_open = True
-            continue
-        wanted = list(group)
-        starts = range(at, len(lines) - len(wanted) + 1) if is_open else range(at, min(at + 1, len(lines)))
-        fitting = [s for s in starts if all(map(same_line, lines[s : s + len(wanted)], wanted))]
-        if not fitting or len(lines[fitting[0] :]) < len(wanted):
-            return False
-        at, is_open = fitting[0] + len(wanted), False
-    return is_open or not "".join(lines[at:]).strip()
-
-
-def same_line(printed: str, shown: str) -> bool:
-    if NUMBER.sub("#", printed).split() != NUMBER.sub("#", shown).split():
-        return False
-    pairs = zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True)
-    return all(float(a) == pytest.approx(float(b), abs=1e-3, rel=1e-3) for a, b in pairs)
+def is_run_here(example: Example) -> bool:
+    return all(entry.how == "output not compared" for entry in entries_of(example))
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +56,16 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("example", examples(), ids=str)
-def test_an_example_prints_what_its_page_shows(example: Example, url: str, commands: Path, tmp_path: Path):
+@pytest.mark.parametrize("example", [example for example in examples() if is_run_here(example)], ids=str)
+def test_an_example_runs_and_prints_what_its_page_shows(example: Example, url: str, commands: Path, tmp_path: Path):
     if "--json" not in subprocess.run(["curl", "--help", "all"], capture_output=True, text=True, check=False).stdout:
         pytest.skip("the examples need curl 7.82")
     code = example.code.replace(SERVER, url)
     # `glassblock` asks the default server where an example names none.
     code = re.sub(r"^(.*\bglassblock (?:generate|chat|concepts|bench)\b)", rf"\1 --server {url}", code, flags=re.M)
     code = code.replace(".venv/bin/", "")
-    command = ["bash", "-ec", code] if example.language == "sh" else [sys.executable, "-c", code]
+    # Of a pipe each part has to end well.
+    command = ["bash", "-eo", "pipefail", "-c", code] if example.language == "sh" else [sys.executable, "-c", code]
     environment = os.environ | {
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -115,14 +76,78 @@ def test_an_example_prints_what_its_page_shows(example: Example, url: str, comma
     for entry in ROOT.iterdir():
         (tmp_path / entry.name).symlink_to(entry)
     ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
     )
     assert ran.returncode == 0, ran.stderr
-    assert agrees(ran.stdout, example.shown), f"it prints:\n{ran.stdout}"
+    if example.shown is not None:
+        assert agrees(ran.stdout, example.shown), f"it prints:\n{ran.stdout}"
 
 
-def test_pages_have_examples():
-    assert {example.page for example in examples()} >= {"README.md"}
+@pytest.mark.parametrize("example", examples(), ids=str)
+def test_an_example_shows_what_it_prints_or_has_its_reason_not_to(example: Example):
+    """A block that lost its output, or was written without one, was run nowhere and nobody noticed."""
+    assert example.language != "console", "say `sh`, with what is typed only, and show the output in a plain block"
+    entries = entries_of(example)
+    if example.shown is None:
+        assert len(entries) == 1, "show what it prints in a plain block behind it, or add it to exceptions.py"
+    else:
+        assert not entries, "it shows what it prints, so nothing has to be excepted"
+
+
+@pytest.mark.parametrize("entry", EXCEPTIONS, ids=lambda entry: f"{entry.page}: {entry.start}")
+def test_an_exception_is_of_one_block_and_has_a_reason(entry: Exempt):
+    matching = [example for example in examples() if entry.matches(example)]
+    assert len(matching) == 1, f"blocks that it is of: {list(map(str, matching))}; more than one: say more of the start"
+    assert entry.reason
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in EXCEPTIONS if entry.how == "run by a client"], ids=lambda entry: str(entry.page)
+)
+def test_what_a_client_is_said_to_run_is_what_it_runs(entry: Exempt):
+    (example,) = [example for example in examples() if entry.matches(example)]
+    (client,) = [client for client in CLIENTS if client.name == entry.reason]
+    assert (example.language, example.code) in examples_of(client)
+
+
+def test_the_example_that_reads_spans_prints_those_of_its_request(tmp_path: Path):
+    """No example writes spans, so that none is there to be read: this test writes some first."""
+    tracer = make_tracer(TelemetrySettings(trace_dir=str(tmp_path)), "engine")
+    for request, name in (("roll-300-64", "queue"), ("another", "queue"), ("roll-300-64", "block")):
+        tracer.start_span(name, attributes={"request_id": request}).end()
+    assert tracer.span_processor.force_flush()
+    (example,) = [e for e in examples() if e.code.startswith("cat /var/log/glassblock/traces/")]
+    code = example.code.replace("/var/log/glassblock/traces", str(tmp_path))
+    ran = subprocess.run(["bash", "-eo", "pipefail", "-c", code], capture_output=True, text=True, check=True)
+    tracer.span_processor.shutdown()
+    assert [line.split()[1] for line in ran.stdout.splitlines()] == ["queue", "block"]
+
+
+def test_no_fence_escapes_the_search():
+    """An indented fence, or one of another form, would hide its block."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        fences = re.findall(r"^[ \t>]*(?:```|~~~).*$", text, flags=re.MULTILINE)
+        assert all(re.fullmatch(r"```\w*", fence) for fence in fences), page.name
+        opened = [fence.removeprefix("```") for fence in fences[::2]]
+        assert not any(fences[1::2]) or set(fences[1::2]) == {"```"}, page.name
+        wanted = sum(language in LANGUAGES for language in opened)
+        assert len(examples_in(text, page.name)) == wanted, page.name
+    assert {example.page for example in examples()} >= {"README.md", "docs/api.md"}
+
+
+def test_a_block_s_output_is_the_plain_block_right_behind_it():
+    page = "```sh\na\n```\n\n```\n1\n```\n```python\nb\n```\ntext\n```\n2\n```\n"
+    page += "```sh\nc\n```\n```json\n3\n```\n```sh\n```\n"
+    found = [(example.line, example.code, example.shown) for example in examples_in(page, "page")]
+    assert found == [(1, "a\n", "1\n"), (8, "b\n", None), (15, "c\n", None), (21, "", None)]
 
 
 def test_a_gap_stands_for_any_lines_and_nothing_else_does():
@@ -133,3 +158,10 @@ def test_a_gap_stands_for_any_lines_and_nothing_else_does():
     assert not agrees("a\nb\n", "a\n")
     assert not agrees("a 1.1\n", "a 1.2\n")
     assert not agrees("a\n", "a\nb\n")
+
+
+def test_a_gap_within_a_line_stands_for_anything_there_and_the_rest_has_to_be_so():
+    assert agrees('{"id": "x1", "n": 3}\n', '{"id": "...", "n": 3}\n')
+    assert agrees("| rate |   28.0 |\n", "| rate | ... |\n")
+    assert not agrees('{"id": "x1", "n": 4}\n', '{"id": "...", "n": 3}\n')
+    assert not agrees("a b\nc d\n", "a ... d\n")

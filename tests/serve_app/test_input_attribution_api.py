@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
-from engine import AsyncEngine, AttributeInputs, Engine, EngineConfig, Trace, limits
-from serve_app.api import create_api
-from serve_app.config import Limits
+from engine import AttributeInputs, Trace, limits
 from serve_app.schemas.input_attribution import InputAttributionAnswer, ReplayAnswer
-from serve_app.service import Service
-from tests.serve_app.conftest import DirectClient
+from tests.serve_app.real_api import RealApi, real_api
 
 pytestmark = pytest.mark.anyio
 
@@ -22,47 +17,17 @@ INPUT, REPLAY = "/v1/attributions/input", "/v1/traces/replay"
 ASKED = {"prompt": "a small animal", "max_tokens": 20, "seed": 3}
 
 
-class Api:
-    def __init__(self, engine: AsyncEngine, client: httpx.AsyncClient) -> None:
-        self.engine, self._client = engine, client
-
-    async def post(self, path, body):
-        return await self._client.post(path, json=body)
-
+class Api(RealApi):
     async def explain(self, **body):
         response = await self.post(INPUT, {"n_steps": 3, **body})
         assert response.status_code == 200, response.text
         InputAttributionAnswer.model_validate_json(response.content)
         return response.json()
 
-    async def refusal(self, path, body):
-        response = await self.post(path, body)
-        assert response.status_code == 400, response.text
-        return response.json()["error"]
-
-
-@asynccontextmanager
-async def serving(folder, served, num_pages: int) -> AsyncIterator[Api]:
-    config = EngineConfig(device="cpu", dtype="float32", num_pages=num_pages)
-    engine = AsyncEngine(Engine.from_checkpoint(folder, config))
-    limits = Limits(max_body_bytes=100_000, max_prompts=4)
-    app = create_api(Service(client=DirectClient(engine), checkpoint=served, limits=limits, created=1))
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield Api(engine, client)
-    engine.stop()
-
 
 @pytest.fixture
 async def api(folder, served) -> AsyncIterator[Api]:
-    async with serving(folder, served, num_pages=64) as api:
-        yield api
-
-
-@pytest.fixture
-async def narrow(folder, served) -> AsyncIterator[Api]:
-    """Its pages are for half a context."""
-    async with serving(folder, served, num_pages=16) as api:
+    async with real_api(folder, served, kind=Api) as api:
         yield api
 
 
@@ -209,39 +174,9 @@ async def test_what_no_gradient_is_served_for_has_a_code_of_its_own_and_the_body
     assert (error["code"], error["param"]) == ("attribution_unsupported", f"request.{param}")
     assert words in error["message"]
     trace = (await api.explain(request=ASKED, targets=[0]))["trace"]
-    error = await api.refusal(INPUT, {"trace": {**trace, "cfg_scale": 1.5}})
-    assert (error["code"], error["param"]) == ("attribution_unsupported", "trace.cfg_scale")
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/embeddings", {"input": [1, 279]}, "input[1]"),
-        ("/v1/embeddings", {"input": [[1], [2, 279]]}, "input[1][1]"),
-        ("/v1/concepts/inspect", {"input": [279]}, "input[0]"),
-        ("/v1/likelihoods", {"prompt": [279], "continuation": "a"}, "prompt[0]"),
-        ("/v1/likelihoods", {"continuation": [279]}, "continuation[0]"),
-        ("/v1/completions", {"prompt": [1, 279], "max_tokens": 0, "echo": True, "logprobs": 0}, "prompt"),
-    ],
-)
-async def test_a_mask_is_no_text_and_is_named_where_it_stands(api, served, path, body, param):
-    assert served.config.mask_token_id == 279
-    error = await api.refusal(path, body)
-    assert error["param"] == param and "mask token" in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/embeddings", {"input": [1] * 400}, "input"),
-        ("/v1/concepts/inspect", {"input": [1] * 400}, "input"),
-        ("/v1/likelihoods", {"continuation": [1] * 400}, "continuation"),
-        ("/v1/completions", {"prompt": [1] * 400, "max_tokens": 0, "echo": True, "logprobs": 0}, "prompt"),
-    ],
-)
-async def test_a_text_that_needs_more_pages_than_there_are_is_named_as_the_body_has_it(narrow, path, body, param):
-    error = await narrow.refusal(path, body)
-    assert error["param"] == param and "pages" in error["message"]
+    for path in (INPUT, REPLAY):
+        error = await api.refusal(path, {"trace": {**trace, "cfg_scale": 1.5}})
+        assert (error["code"], error["param"]) == ("attribution_unsupported", "trace.cfg_scale")
 
 
 async def test_another_model_is_not_found(api):

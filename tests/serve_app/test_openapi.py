@@ -92,3 +92,26 @@ async def test_what_is_described_is_accepted(server, path):
     body |= {"logit_bias": None, "max_tokens": None, "diffusion": {"policy": None}}
     validator(schema, document).validate(body)
     assert (await server().post(body, path)).status_code == 200
+
+
+async def test_a_no_to_logprobs_is_described_where_it_is_taken(server):
+    """The server took `false` in place of a number, and its description did not."""
+    document = await description_of(server)
+    path = "/v1/completions"
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for value, is_taken in ((False, True), (None, True), (2, True), (True, False), ("2", False)):
+        body = {"prompt": "a", "max_tokens": 1, "logprobs": value}
+        assert validator(schema, document).is_valid(body) == is_taken, value
+        assert ((await server().post(body, path)).status_code == 200) == is_taken, value
+
+
+async def test_a_concept_s_name_is_text_or_null_as_described(server):
+    """Beside an id anything was taken for a name."""
+    document = await description_of(server)
+    path = "/v1/completions"
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for name, is_taken in (("Music", True), (None, True), ({}, False), (7, False)):
+        overrides = [{"concept": {"id": 2, "name": name}, "weight": 0}]
+        body = {"prompt": "a", "max_tokens": 1, "steering": {"overrides": overrides}}
+        assert validator(schema, document).is_valid(body) == is_taken, name
+        assert ((await server().post(body, path)).status_code == 200) == is_taken, name

@@ -66,4 +66,3 @@ def test_the_first_request_carries_a_key_where_one_is_asked_for(tmp_path):
     asking, open_to_all = read_config(with_keys(tmp_path, file=str(keys))), read_config(DEFAULT_CONFIG)
     assert "$GLASSBLOCK_API_KEY" in first_request(url, asks_for_key=asks_for_key(asking))
     assert "authorization" not in first_request(url, asks_for_key=asks_for_key(open_to_all))
-    assert "secret" not in first_request(url, asks_for_key=True)

@@ -13,7 +13,7 @@ from serve_app.translation import make_jobs
 
 def translate(served, **fields):
     request = CompletionRequest.model_validate({"prompt": "a", **fields})
-    jobs = make_jobs(request, served, completion_id="cmpl-1", limits=Limits(max_prompts=4))
+    jobs = make_jobs(request, served, completion_id="cmpl-1", configured=Limits(max_prompts=4))
     return [job.engine_request for job in jobs]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, InvalidConfig
@@ -268,3 +269,16 @@ def test_a_config_that_is_no_object_is_an_error(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(InvalidConfig, match=r"config\.json"):
         ModelConfig.from_json(tmp_path)
+
+
+@pytest.mark.parametrize("num_shards", [1, 4])
+def test_loading_tells_the_bytes_that_the_files_hold(tmp_path, num_shards):
+    # With both of the tied tensors in the files only one would be read.
+    folder = replace(SMALL, num_shards=num_shards, absent="lm_head").write(tmp_path)
+    told: list[tuple[int, int]] = []
+    load_model(folder, device=CPU, dtype=torch.bfloat16, progress=lambda done, total: told.append((done, total)))
+    stored = [tensor for file in folder.glob("*.safetensors") for tensor in load_file(file).values()]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in stored)
+    assert [done for done, _ in told] == sorted({done for done, _ in told}), "each tensor adds to it"
+    assert (told[0], told[-1]) == ((0, size), (size, size))
+    assert len(told) == len(stored) + 1

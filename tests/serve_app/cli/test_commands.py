@@ -21,6 +21,7 @@ from serve_app.cli.bench import bench
 from serve_app.cli.main import BROKEN_PIPE, main, make_parser
 from serve_app.config import DEMO_CHECKPOINT
 from serve_app.local import local_server
+from tests.clients.checkpoint import write_instruct_variant
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,53 @@ def test_check_finds_nothing_wrong_with_the_demo_model(capsys):
     status, printed, _ = run(capsys, "check", str(DEMO_CHECKPOINT), "--values", "--json")
     report = json.loads(printed)
     assert status == 0 and report["ok"]
-    assert [name for name, _, _ in report["findings"]] == ["config.json", "weights", "tokenizer", "concepts"]
+    names = ["config.json", "weights", "tokenizer", "chat template", "concepts"]
+    assert [name for name, _, _ in report["findings"]] == names
+    assert ["chat template", True, "none: a base checkpoint"] in report["findings"]
+
+
+BROKEN_TEMPLATES = {
+    "syntax": ("chat_template.jinja", "{% for message in messages %}", "line 1"),
+    "not text": ("chat_template.jinja", b"\xff\xfe", "utf-8"),
+    "not JSON": ("tokenizer_config.json", "{", "is not JSON"),
+    "no string": ("tokenizer_config.json", '{"chat_template": 7}', "must be a string"),
+    "no template by name": ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "must be a string"),
+    "refuses": ("chat_template.jinja", "{{ raise_exception('never') }}", "never"),
+    "missing function": ("chat_template.jinja", "{{ no_such_function() }}", "no_such_function"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_TEMPLATES)
+def test_check_names_what_is_wrong_with_a_chat_template(name, tmp_path: Path, capsys):
+    """A template that could not be read passed the check, and then the server failed at its start."""
+    file, content, expected = BROKEN_TEMPLATES[name]
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(DEMO_CHECKPOINT, folder)
+    (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, printed, _ = run(capsys, "check", str(folder), "--json")
+    findings = {name: (is_good, text) for name, is_good, text in json.loads(printed)["findings"]}
+    assert status == 1
+    assert [name for name, (is_good, _) in findings.items() if not is_good] == ["chat template"]
+    assert expected in findings["chat template"][1]
+
+
+def test_check_tries_a_chat_template_and_says_where_it_is_from(tmp_path: Path, capsys):
+    folder = write_instruct_variant(tmp_path / "instruct")
+    status, printed, _ = run(capsys, "check", str(folder), "--json")
+    assert status == 0
+    said = {name: text for name, _, text in json.loads(printed)["findings"]}["chat template"]
+    assert said.startswith("tokenizer_config.json, ") and said.endswith(" ids")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    status, printed, _ = run(capsys, "check", str(folder))
+    assert status == 0 and "chat_template.jinja, " in printed
+
+
+def test_a_template_that_needs_a_broken_tokenizer_is_not_said_to_be_good(tmp_path: Path, capsys):
+    folder = write_instruct_variant(tmp_path / "instruct")
+    (folder / "tokenizer.json").write_text("{")
+    status, printed, _ = run(capsys, "check", str(folder), "--json")
+    faults = [name for name, is_good, _ in json.loads(printed)["findings"] if not is_good]
+    assert (status, faults) == (1, ["tokenizer", "chat template"])
 
 
 @pytest.mark.parametrize("fault", ["no config", "missing tensor", "not finite", "tokenizer"])
