@@ -52,10 +52,9 @@ def _check_size(request: GenerateRequest, config: ModelConfig, num_pages: int | 
             f"together at most {config.block_size}",
             param="max_tokens" if num_prompt < config.block_size else "prompt_token_ids",
         )
-    num_copies = 2 if request.is_guided else 1
-    num_needed = num_copies * -(-total // config.diff_block_size)
+    num_needed = request.num_lanes * -(-total // config.diff_block_size)
     if num_pages is not None and num_needed > num_pages:
-        largest = num_pages // num_copies * config.diff_block_size
+        largest = num_pages // request.num_lanes * config.diff_block_size
         guided = ", half of them for its unconditional copy (sampling.cfg_scale)" if request.is_guided else ""
         raise RequestTooLarge(
             f"the request needs {num_needed} pages of {config.diff_block_size} tokens{guided}, and the engine has "

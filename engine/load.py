@@ -25,7 +25,7 @@ class RunningLoad:
     num_pages: int
     """Pages that nobody else holds: they come free with it."""
     num_lanes: int = 1
-    """Lanes that come free with it: two of a guided one."""
+    """Lanes that come free with it: two for a guided one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class EngineLoad:
     num_waiting: int
     """Requests without a lane, preempted ones included."""
     num_lanes_waiting: int
-    """Lanes that these want: two for a guided one."""
+    """Lanes that requests without one want; a guided one wants two."""
     running: tuple[RunningLoad, ...]
     """In order of service."""
     pass_seconds: tuple[tuple[int, float], ...]

@@ -404,3 +404,8 @@ class GenerateRequest:
     def is_guided(self) -> bool:
         """True if an unconditional copy runs beside it; without a prompt that copy would be the same."""
         return self.sampling.cfg_scale > 0 and len(self.prompt_token_ids) > 0
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that it takes, each with rows and pages of its own: two for a guided request."""
+        return 2 if self.is_guided else 1

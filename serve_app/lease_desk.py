@@ -48,7 +48,7 @@ class LeaseDesk:
 
     @property
     def num_lanes_waiting(self) -> int:
-        """Lanes that these want."""
+        """Lanes that requests without one want, as far as is known; a guided one wants two."""
         num_taken = sum(num_lanes for num_lanes, _ in self._taken.values())
         return max(num_taken, self._load.num_lanes_waiting if self._load is not None else 0)
 

@@ -13,7 +13,7 @@ class RefusalReason(Enum):
     """Why a leased request was not taken."""
 
     NO_ROOM = "no_room"
-    """Neither a lane nor pages, now or soon."""
+    """Too few lanes or too few pages, now and soon."""
     WRONG_REPLICA = "wrong_replica"
     """It came to another replica than the lease names: that one leaves, has died, or is not known yet."""
     LOST = "lost"

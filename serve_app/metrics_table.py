@@ -130,7 +130,7 @@ ENGINE_METRICS: dict[str, Metric] = {
     ),
     "prefix_hits": _counter("Requests that found a part of their prompt in sealed pages.", "requests"),
     "scored_tokens": _counter(
-        "Tokens scored left to right: cached, in blocks that an earlier text has as well, or computed.",
+        "Tokens scored left to right: cached, found with an earlier text that began alike, or computed.",
         "tokens",
         "source",
     ),

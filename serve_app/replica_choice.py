@@ -34,18 +34,18 @@ def publish_clock(clock: ReplicaClock, now_s: float) -> dict[str, Any]:
     }
 
 
-def read_clock(replica_id: str, stats: dict[str, Any], now_s: float, num_sent: int) -> ReplicaClock:
+def read_clock(replica_id: str, stats: dict[str, Any], now_s: float, num_lanes_sent: int) -> ReplicaClock:
     """What a replica's routing stats say; nothing free where it has published none yet.
 
-    `num_sent`: lanes of requests that were sent there from here since, which it could not know of.
+    `num_lanes_sent`: lanes of requests that were sent there from here since, which it could not know of.
     """
     if "read_at" not in stats:
-        return ReplicaClock(replica_id=replica_id, num_lanes_free=0, num_pages_free=0, num_lanes_waiting=num_sent)
+        return ReplicaClock(replica_id=replica_id, num_lanes_free=0, num_pages_free=0, num_lanes_waiting=num_lanes_sent)
     return ReplicaClock(
         replica_id=replica_id,
         num_lanes_free=stats["num_lanes_free"],
         num_pages_free=stats["num_pages_free"],
-        num_lanes_waiting=stats["num_lanes_waiting"] + num_sent,
+        num_lanes_waiting=stats["num_lanes_waiting"] + num_lanes_sent,
         num_lanes_in_use=stats["num_lanes_in_use"],
         boundaries_s=tuple(stats["boundaries_s"]),
         # Machines' clocks may disagree: then the news is taken as fresh.
@@ -63,7 +63,7 @@ class ReplicaChoice(RequestRouter):
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve once."""
-        self._sent: dict[str, tuple[float, int]] = {}
+        self._lanes_sent: dict[str, tuple[float, int]] = {}
         self._pending: dict[int, PendingRequest] = {}
 
     async def choose_replicas(
@@ -80,7 +80,7 @@ class ReplicaChoice(RequestRouter):
             return [[pinned]]
         now_s = time.time()
         clocks = [
-            read_clock(id_, replica.routing_stats, now_s, self._num_sent(id_, replica.routing_stats))
+            read_clock(id_, replica.routing_stats, now_s, self._num_lanes_sent(id_, replica.routing_stats))
             for id_, replica in by_id.items()
         ]
         route = route_of(pending_request.args)
@@ -105,10 +105,10 @@ class ReplicaChoice(RequestRouter):
 
     def _count(self, replica_id: str, stats: dict[str, Any], num_lanes: int) -> None:
         """The lanes of what is sent count until the replica's clock is newer."""
-        self._sent[replica_id] = (stats.get("read_at", 0.0), self._num_sent(replica_id, stats) + num_lanes)
+        self._lanes_sent[replica_id] = (stats.get("read_at", 0.0), self._num_lanes_sent(replica_id, stats) + num_lanes)
 
-    def _num_sent(self, replica_id: str, stats: dict[str, Any]) -> int:
-        read_at, number = self._sent.get(replica_id, (0.0, 0))
+    def _num_lanes_sent(self, replica_id: str, stats: dict[str, Any]) -> int:
+        read_at, number = self._lanes_sent.get(replica_id, (0.0, 0))
         return number if read_at == stats.get("read_at", 0.0) else 0
 
 

@@ -153,7 +153,7 @@ class RoutedEngineClient:
             num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
             tokens_per_step=tokens_per_step,
-            num_lanes=2 if request.is_guided else 1,
+            num_lanes=request.num_lanes,
             prefix_keys=short_keys(prefix_keys(request.prompt_token_ids, self._block_size)),
             deadline_s=caller.deadline_s,
         )

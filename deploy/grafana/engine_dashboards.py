@@ -269,7 +269,7 @@ CAPACITY = Dashboard(
         ),
         Panel(
             title="Score cache",
-            description="Host memory of cached scores, by replica; at `score_cache_bytes` the oldest go.",
+            description="Host memory of cached scores, by replica; at `score_cache_bytes` the least recently used go.",
             unit="bytes",
             queries=(Query(f"sum by (replica) ({engine('score_cache_bytes')})", "{{replica}}"),),
         ),

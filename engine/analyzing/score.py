@@ -50,7 +50,8 @@ def _score(text: _ScoredText, num_clean: int, tools: Tools) -> Slices:
         yield from CleanText(text.token_ids, lease, tools.passes).seal_all()
         while text.num_missing:
             if not (yield from read_behind(_launches(text, lease, tools))):
-                # Other analyses compute all that is left. They wait for nobody: who waits has promised nothing.
+                # All that is left is promised by other analyses. No circle: whoever waits has computed and released all
+                # that it had promised.
                 yield
         return text.result()
 
@@ -58,7 +59,7 @@ def _score(text: _ScoredText, num_clean: int, tools: Tools) -> Slices:
     try:
         return (yield from on_pages(tools, keys, least_scratch=1, most_scratch=num_rows, work=work))
     except NonFiniteLogits:
-        # As its pages are, which the scores were computed on.
+        # The cause may be on a shared page, which on_pages has just spoiled; scores computed on it are no better.
         tools.score_cache.forget(text.keys)
         raise
     finally:
@@ -72,12 +73,12 @@ class _ScoredText:
         self.token_ids = token_ids
         self.num_logprobs = num_logprobs
         self._block_size = tools.config.diff_block_size
-        self.keys = keys_of(token_ids, num_blocks_of(len(token_ids), tools.config), tools.config)
+        num_blocks = num_blocks_of(len(token_ids), tools.config)
+        self.keys = keys_of(token_ids, num_blocks, tools.config)
         """Of the complete blocks."""
         self._cache = tools.score_cache
         self._scores: dict[int, TokenScore] = {}
-        blocks = range(num_blocks_of(len(token_ids), tools.config))
-        self._left = [block for block in blocks if self._positions(block)]
+        self._left = [block for block in range(num_blocks) if self._positions(block)]
         """Blocks that are neither found nor being computed for this text."""
 
     @property
@@ -151,8 +152,8 @@ class _ScoredText:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnTheirWay:
-    """A pass's scores."""
+class _LaunchedScores:
+    """Scores of one pass on their way to the host."""
 
     text: _ScoredText
     positions: list[int]
@@ -164,7 +165,7 @@ class _OnTheirWay:
         return self.positions
 
 
-def _launches(text: _ScoredText, lease: PageLease, tools: Tools) -> Iterator[_OnTheirWay]:
+def _launches(text: _ScoredText, lease: PageLease, tools: Tools) -> Iterator[_LaunchedScores]:
     """A pass for as many tokens as there are scratch pages."""
     block_size, claimed = tools.config.diff_block_size, text.claim()
     while positions := list(islice(claimed, len(lease.scratch_page_ids))):
@@ -178,7 +179,7 @@ def _launches(text: _ScoredText, lease: PageLease, tools: Tools) -> Iterator[_On
         target_ids = [text.token_ids[position] for position in positions]
         scores = tools.passes.scores(hidden_MD, target_ids, num_logprobs=text.num_logprobs)
         tools.score_cache.count_computed(len(positions))
-        yield _OnTheirWay(text, positions, scores)
+        yield _LaunchedScores(text, positions, scores)
 
 
 def score_row(token_ids: tuple[int, ...], position: int, page_ids: tuple[int, ...], config: ModelConfig) -> TextRow:

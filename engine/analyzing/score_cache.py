@@ -56,7 +56,7 @@ class ScoreCache:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._num_bytes = 0
-        self._promised: dict[bytes, tuple[int, object]] = {}
+        self._promised: dict[bytes, tuple[int, object]] = {}  # (alternatives, who computes it) by key
         self._num_found = 0
         self._num_computed = 0
 
@@ -78,7 +78,10 @@ class ScoreCache:
         return entry.scores(num_logprobs)
 
     def add(self, key: bytes, num_logprobs: int, scores: Sequence[TokenScore]) -> None:
-        """Keep a block's scores, one at least, unless they are here with as many alternatives; then that is a use."""
+        """Keep a block's scores (at least one).
+
+        Where they are kept with as many alternatives already, that counts as a use.
+        """
         old = self._entries.get(key)
         if old is not None and old.num_logprobs >= num_logprobs:
             self._entries.move_to_end(key)

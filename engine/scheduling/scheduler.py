@@ -77,7 +77,7 @@ class Scheduler:
 
     @property
     def num_lanes_waiting(self) -> int:
-        """Lanes that these want; a guided one wants two."""
+        """Lanes that sequences without one want; a guided one wants two."""
         return sum(sequence.num_lanes for sequence in self._waiting)
 
     @property

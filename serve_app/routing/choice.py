@@ -31,7 +31,6 @@ class Work:
     """What a request asks of any replica."""
 
     request: RouteRequest
-    num_lanes: int
     num_pages: int
     """Those that a replica reserves at admission, for each lane: the prompt's complete blocks and the first canvas."""
     num_prompt_blocks: int
@@ -41,6 +40,11 @@ class Work:
     horizon: int
     """Passes over which it is weighed what it costs others: all it may take, up to a block of one token a pass.
     Beyond that those who run now are mostly gone."""
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes that the request takes."""
+        return self.request.num_lanes
 
     @classmethod
     def of(cls, request: RouteRequest, block_size: int) -> Work:
@@ -52,7 +56,6 @@ class Work:
         num_blocks = max(request.num_prompt_tokens // block_size, len(request.prefix_keys))
         return cls(
             request=request,
-            num_lanes=request.num_lanes,
             num_pages=request.num_lanes * (num_blocks + 1),
             num_prompt_blocks=num_blocks,
             num_first_passes=num_first,
@@ -153,3 +156,12 @@ def sooner_with_prefix(
             if candidate.first_block_s < best.first_block_s and candidate.cost_s < best.cost_s:
                 return candidate
     return None
+
+
+def distance(replica: Replica, work: Work, now_s: float) -> tuple[int, float, str]:
+    """How far a replica is from having room for the work; the nearest has the least.
+
+    First the pages that it will still lack when it has the lanes; then when it has them; its name if these are equal.
+    """
+    num_short = max(replica.num_pages_short(work.num_lanes, work.num_pages), 0)
+    return num_short, max(replica.opens_for(work.num_lanes), now_s), replica.id

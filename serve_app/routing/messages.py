@@ -30,7 +30,7 @@ class RouteRequest:
     tokens_per_step: float = 1.0
     """Tokens that a pass of it is expected to commit."""
     num_lanes: int = 1
-    """Lanes, and sequences of rows, that it takes: two of a guided one."""
+    """Lanes that it takes, each with rows and pages of its own: two for a guided request."""
     prefix_keys: tuple[bytes, ...] = ()
     """One for each complete block of the prompt, from block 0 on: each stands for all tokens up to its block's end."""
     age_s: float = 0.0
@@ -60,7 +60,7 @@ class RunningBlock:
     num_pages: int
     """Pages that it holds and that come free with it."""
     num_lanes: int = 1
-    """Lanes that come free with it: two of a guided one."""
+    """Lanes that come free with it: two for a guided one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class ReplicaReport:
     num_waiting: int
     """Requests that it has taken and not yet given a lane."""
     num_lanes_waiting: int
-    """Lanes that these want."""
+    """Lanes that requests without one want; a guided one wants two."""
     running: tuple[RunningBlock, ...]
     pass_seconds: tuple[tuple[int, float], ...]
     """(rows, seconds of a pass of so many rows), measured, rising by rows. Empty before the first pass."""

@@ -67,11 +67,11 @@ class Busy(Protocol):
 
     @property
     def num_lanes_free(self) -> int:
-        """Those that nobody has."""
+        """Lanes that nobody has."""
 
     @property
     def num_lanes_waiting(self) -> int:
-        """Those that are wanted by what has none yet."""
+        """Lanes that requests without one want; a guided one wants two."""
 
     @property
     def pass_seconds(self) -> Sequence[tuple[int, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .choice import Candidate, Work, cheapest, sooner_with_prefix
+from .choice import Candidate, Work, cheapest, distance, sooner_with_prefix
 from .messages import (
     BLOCK_SIZE,
     Assigned,
@@ -79,7 +79,7 @@ class RoutingPolicy:
 
     @property
     def num_lanes_waiting(self) -> int:
-        """Lanes that these want."""
+        """Lanes that waiting requests want; a guided one wants two."""
         return self._queue.num_lanes
 
     @property
@@ -237,14 +237,9 @@ class RoutingPolicy:
             return
         self._release_claim(waiting)
         if allowed:
-            nearest = min(allowed, key=lambda r: self._distance(r, work))
+            nearest = min(allowed, key=lambda r: distance(r, work, self._now_s))
             waiting.claimed_replica = nearest.id
             self._claims[nearest.id] = waiting
-
-    def _distance(self, replica: Replica, work: Work) -> tuple[int, float, str]:
-        num_lanes = work.num_lanes
-        num_short = max(replica.num_pages_short(num_lanes, work.num_pages), 0)
-        return num_short, max(replica.opens_for(num_lanes), self._now_s), replica.id
 
     def _assign(self, waiting: Waiting, work: Work, chosen: Candidate, reason: AssignmentReason) -> None:
         request, replica = waiting.request, chosen.replica

@@ -137,7 +137,7 @@ class WaitingQueue:
 
     @property
     def num_lanes(self) -> int:
-        """Lanes that all of them want."""
+        """Lanes that all waiting requests want; a guided one wants two."""
         return sum(num_lanes * number for num_lanes, number in self._num_of_lanes.items())
 
     @property

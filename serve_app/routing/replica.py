@@ -219,7 +219,7 @@ class Replica:
         rows = self.num_rows - bisect_right(self._ends_s, time_s)
         most = self.report.num_lanes - num_lanes
         # One that wants more lanes than there are would run beside nobody.
-        return rows if rows < most else most if most > 0 else 0
+        return min(rows, max(most, 0))
 
     def has_prefix(self, prefix_key: bytes) -> bool:
         """True if it can share the pages of all blocks up to the key's."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from serve_app.service import Service
 from serve_app.translation import Checkpoint
 from tests.checkpoints import Recipe
 from tests.fakes import FakeEngine
+from tests.serve_app.plain_servers import plain_server
 
 SPECIAL = ("start_header_id", "end_header_id", "eot_id", "endoftext", "pad", "bos", "endofchunk", "mask")
 NUM_ORDINARY = 272
@@ -154,6 +156,12 @@ class Server:
 def server(served: Checkpoint) -> Callable[..., Server]:
     """The engine's class and its options -> a server on it."""
     return lambda **options: Server(served, **options)
+
+
+@pytest.fixture
+def replica(folder: Path) -> Callable[..., tuple[Any, FakeEngine]]:
+    """Options of `plain_server` -> (an EngineServer without Ray, its engine)."""
+    return partial(plain_server, folder)
 
 
 @pytest.fixture(scope="session")

@@ -4,75 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 
 from engine import (
     CheckpointError,
     Committed,
-    EngineConfig,
     EngineStopped,
     Finished,
     GenerateRequest,
     InvalidValue,
-    ModelConfig,
     NullRecorder,
     QueueFull,
-    SamplingParams,
     Started,
-    Unsupported,
 )
-from serve_app.config import EngineServerSettings
-from serve_app.engine_server import SILENT_S, EngineServer
+from serve_app.engine_server import SILENT_S
 from serve_app.lease_messages import Refusal, RefusalReason, ReportAnswer, Welcome
 from serve_app.replica_choice import read_clock
-from serve_app.routing.messages import Lease, RouteRequest
+from serve_app.routing.messages import Lease
 from serve_app.routing.ranking import rank_replicas
-from tests.fakes import FakeEngine
+from tests.serve_app.plain_servers import LEASE, ROUTE, Plain, request, told
 
 pytestmark = pytest.mark.anyio
-Plain = EngineServer.func_or_class
-
-
-@pytest.fixture
-def replica(folder):
-    """Options of FakeEngine -> (server, its engine)."""
-
-    def make(*, warm_up_tokens=0, coalesce_interval_s=3600, max_waiting=None, router=None, **options):
-        engines = []
-
-        def factory(path, config, *, recorder):
-            assert isinstance(config, EngineConfig)
-            engines.append(FakeEngine(ModelConfig.from_json(path), **options))
-            return engines[0]
-
-        server = Plain(
-            str(folder),
-            settings=EngineServerSettings(
-                coalesce_interval_s=coalesce_interval_s, max_waiting=max_waiting, warm_up_tokens=warm_up_tokens
-            ),
-            router=router,
-            engine_factory=factory,
-            recorder_factory=NullRecorder,
-        )
-        return server, engines[0]
-
-    return make
-
-
-LEASE = Lease(lease_id="l1", request_id="r", replica_id="local", expected_start_s=0.0, group="g")
-ROUTE = RouteRequest(request_id="r", num_prompt_tokens=2, max_tokens=40)
-
-
-async def told(server) -> None:
-    """Let what the engine says of its load arrive."""
-    await server.check_health()
-    await asyncio.sleep(0.01)
-
-
-def request(**fields) -> GenerateRequest:
-    return GenerateRequest(prompt_token_ids=(64, 65), max_tokens=40, request_id="r", **fields)
 
 
 async def test_events_come_first_at_once_and_then_block_by_block(replica):
@@ -166,46 +119,6 @@ async def test_what_has_no_lane_is_refused_and_nothing_of_it_is_begun(replica):
     await running.aclose()
     await told(server)
     assert (await anext(server.take(request(), ROUTE, LEASE))) == Welcome("local")
-
-
-GUIDED = {"sampling": SamplingParams(cfg_scale=1.5)}
-
-
-async def test_a_guided_request_needs_two_free_lanes(replica):
-    server, _ = replica(coalesce_interval_s=0, num_lanes=3)
-    await told(server)
-    route = replace(ROUTE, num_lanes=2)
-    running = server.take(request(**GUIDED), route, LEASE)
-    assert await anext(running) == Welcome("local")
-    assert server.record_autoscaling_stats()["lanes_in_use"] == 2.0
-    refused = [item async for item in server.take(request(**GUIDED), route, LEASE)]
-    assert refused == [Refusal("local", RefusalReason.NO_ROOM)]
-    await anext(running)
-    await told(server)
-    assert (server._desk.load.num_lanes_free, server._desk.num_lanes_waiting) == (1, 0)
-    assert [item async for item in server.take(request(**GUIDED), route, LEASE)] == refused
-    assert await anext(server.take(replace(request(), request_id="s"), ROUTE, LEASE)) == Welcome("local")
-    await running.aclose()
-
-
-async def test_pages_are_counted_for_each_lane(replica):
-    server, engine = replica(coalesce_interval_s=0)
-    await told(server)
-    prompt = tuple(range(64, 64 + 40))
-    for num_free, is_taken in ((5, False), (6, True)):
-        server._desk.update(replace(engine.load(), num_pages_free=num_free))
-        stream = server.take(replace(request(**GUIDED), prompt_token_ids=prompt), replace(ROUTE, num_lanes=2), LEASE)
-        assert isinstance(await anext(stream), Welcome if is_taken else Refusal)
-        await stream.aclose()
-
-
-async def test_a_guided_request_is_refused_by_an_engine_of_one_lane_and_waits_for_nothing(replica):
-    server, _ = replica(num_lanes=1)
-    await told(server)
-    stream = server.take(request(**GUIDED), replace(ROUTE, num_lanes=2), LEASE)
-    assert await anext(stream) == Welcome("local")
-    with pytest.raises(Unsupported, match="takes two lanes, and the engine has 1"):
-        await anext(stream)
 
 
 async def test_another_replicas_lease_is_refused_and_a_request_without_one_is_not(replica):

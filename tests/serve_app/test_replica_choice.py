@@ -101,11 +101,11 @@ def test_a_clock_survives_publication_and_ages():
         num_lanes_in_use=4,
         boundaries_s=(1.0, 2.0),
     )
-    read = read_clock("a", publish_clock(clock, 50.0), 50.4, num_sent=2)
+    read = read_clock("a", publish_clock(clock, 50.0), 50.4, num_lanes_sent=2)
     assert read.age_s == pytest.approx(0.4)
     assert (read.num_lanes_waiting, read.boundaries_s, read.num_lanes_in_use) == (5, (1.0, 2.0), 4)
     # A machine whose clock is ahead has not seen the future.
-    assert read_clock("a", publish_clock(clock, 50.0), 49.0, num_sent=0).age_s == 0.0
+    assert read_clock("a", publish_clock(clock, 50.0), 49.0, num_lanes_sent=0).age_s == 0.0
 
 
 def test_the_route_is_found_among_the_arguments():

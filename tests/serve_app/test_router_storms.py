@@ -87,7 +87,7 @@ class LaneEngine:
             raise InvalidValue(f"{id_} is here already", param="request_id")
         entry = (id_, asyncio.get_running_loop().create_future())
         self.waiting.append(entry)
-        self.lanes[id_] = 2 if request.is_guided else 1
+        self.lanes[id_] = request.num_lanes
         self._admit()
         try:
             await entry[1]

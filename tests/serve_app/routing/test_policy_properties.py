@@ -27,7 +27,7 @@ from serve_app.routing.messages import (
     Submitted,
     Withdrawn,
 )
-from serve_app.routing.policy import RoutingPolicy, RoutingSettings
+from serve_app.routing.policy import _MAX_PASSED_OVER, RoutingPolicy, RoutingSettings
 from serve_app.routing.replica import Replica
 from tests.serve_app.routing.helpers import PASS_SECONDS, block, report_of, request_of
 
@@ -53,8 +53,9 @@ class FakeReplica:
         # It may be a little early: its boundary is about to come.
         if self.lanes_of(self.running) > self.num_lanes:
             return False
-        self.running[decision.lease.request_id] = self.rng.randrange(1, 20)
-        self.lanes[decision.lease.request_id] = num_lanes
+        # What wants more lanes than there are is refused by the engine at once, and waits for nothing.
+        self.running[decision.lease.request_id] = 1 if num_lanes > self.num_lanes else self.rng.randrange(1, 20)
+        self.lanes[decision.lease.request_id] = min(num_lanes, self.num_lanes)
         return True
 
     def lanes_of(self, ids: Iterable[str]) -> int:
@@ -278,7 +279,7 @@ def workloads(draw: st.DrawFn, max_size: int = 60) -> list[tuple[int, RouteReque
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 4), TROUBLES, workloads(), st.sampled_from([5, 1000]))
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 4), TROUBLES, workloads(), st.sampled_from([5, 1000]))
 def test_every_request_has_exactly_one_outcome_whatever_goes_wrong(
     seed, num_replicas, num_lanes, trouble, workload, max_queue
 ):
@@ -351,7 +352,7 @@ def test_a_replica_never_has_more_leases_than_free_lanes_and_boundaries_that_cam
         num_guided = sum(num_lanes == 2 for num_lanes in waiting.values())
         if num_guided:
             assert all(lanes < min(2, in_all[id]) for id, lanes in room.items() if in_all[id])
-        if len(waiting) > num_guided and num_guided < 8:
+        if len(waiting) > num_guided and num_guided < _MAX_PASSED_OVER:
             assert not any(room.values())
 
 

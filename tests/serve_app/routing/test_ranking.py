@@ -70,7 +70,7 @@ def test_a_replica_without_pages_for_the_prompt_comes_later_and_a_silent_one_las
     assert rank_replicas(clocks, request_of("r", num_prompt_tokens=64 * 2)) == ["no-pages", "busy", "silent"]
 
 
-def test_among_replicas_with_room_the_one_with_fewest_sequences_is_first():
+def test_among_replicas_with_room_the_one_with_fewest_lanes_taken_is_first():
     clocks = [clock(id, num_lanes_in_use=number) for id, number in (("three", 3), ("one", 1), ("two", 2))]
     assert rank_replicas(clocks, request_of("r")) == ["one", "two", "three"]
 
