@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .checks import is_whole, shown
 from .config import ModelConfig
 from .errors import ConceptNotFound, InvalidValue, PromptTooLong, RequestTooLarge, Unsupported
-from .limits import MAX_END_TOKENS
+from .limits import MAX_END_TOKENS, MAX_STEERING_GROUPS
 from .request import GenerateRequest, SteeringParams
 
 
@@ -109,6 +109,7 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
     if request.steering is None:
         return
     _check_overrides(request.steering, config)
+    _check_groups(request.steering, config)
     num_concepts = config.concept.n_concepts
     for index, intervention in enumerate(request.steering.interventions):
         path = f"steering.interventions[{index}]"
@@ -129,6 +130,23 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
                 f"concept {shown(item.concept_id)} does not exist; known concepts lie in [0, {num_concepts})",
                 param=f"steering.suppress[{index}].concept_id",
             )
+
+
+def _check_groups(steering: SteeringParams, config: ModelConfig) -> None:
+    """Raise InvalidValue for more combinations of layer and cutoff than a lane holds."""
+    groups = {
+        (
+            config.n_layers // 2 if intervention.layer is None else intervention.layer,
+            intervention.cutoff_tokens if intervention.schedule == "hard_cutoff" else None,
+        )
+        for intervention in steering.interventions
+    }
+    if len(groups) > MAX_STEERING_GROUPS:
+        raise InvalidValue(
+            f"steering has {len(groups)} different combinations of layer, schedule and cutoff_tokens; "
+            f"a request may have at most {MAX_STEERING_GROUPS}",
+            param="steering.interventions",
+        )
 
 
 def _check_overrides(steering: SteeringParams, config: ModelConfig) -> None:

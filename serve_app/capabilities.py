@@ -22,7 +22,16 @@ from engine import (
 
 from . import __version__
 from .config import Limits
-from .schemas import MAX_CHOICES, MAX_INTERVENTIONS, MAX_STEERED_CONCEPTS, MAX_STOP_STRINGS, DiffusionSpec
+from .schemas import (
+    MAX_CHOICES,
+    MAX_INTERVENTIONS,
+    MAX_MESSAGES,
+    MAX_STEERED_CONCEPTS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STRENGTH,
+    DiffusionSpec,
+)
 from .schemas.answers import Answer
 from .translation import Checkpoint
 
@@ -83,10 +92,18 @@ class LimitFacts(Answer):
     max_choices: int
     max_logprobs: int
     max_stop_strings: int
+    max_stop_length: int
+    """Characters of one stop string."""
+    max_stop_token_ids: int
+    max_messages: int
     max_interventions: int
     max_suppressions: int
     max_overrides: int
     max_concepts_per_intervention: int
+    max_steering_groups: int
+    """Different combinations of layer, schedule and cutoff that interventions may have."""
+    max_strength: float
+    """Either way; of a weight too."""
     max_likelihood_samples: int
     max_input_attribution_targets: int
     max_input_attribution_steps: int
@@ -160,7 +177,7 @@ def capabilities(checkpoint: Checkpoint, configured: Limits, *, has_presets: boo
     }
 
 
-def _limits(configured: Limits, config: ModelConfig) -> dict[str, int]:
+def _limits(configured: Limits, config: ModelConfig) -> dict[str, float]:
     return {
         "max_body_bytes": configured.max_body_bytes,
         "max_prompts": configured.max_prompts,
@@ -169,10 +186,15 @@ def _limits(configured: Limits, config: ModelConfig) -> dict[str, int]:
         "max_choices": min(MAX_CHOICES, configured.max_prompts),
         "max_logprobs": limits.MAX_LOGPROBS,
         "max_stop_strings": MAX_STOP_STRINGS,
+        "max_stop_length": MAX_STOP_LENGTH,
+        "max_stop_token_ids": limits.MAX_END_TOKENS,
+        "max_messages": MAX_MESSAGES,
         "max_interventions": MAX_INTERVENTIONS,
         "max_suppressions": MAX_INTERVENTIONS,
         "max_overrides": limits.MAX_OVERRIDES,
         "max_concepts_per_intervention": MAX_STEERED_CONCEPTS,
+        "max_steering_groups": limits.MAX_STEERING_GROUPS,
+        "max_strength": MAX_STRENGTH,
         "max_likelihood_samples": limits.MAX_SAMPLES,
         "max_input_attribution_targets": limits.MAX_TARGETS,
         "max_input_attribution_steps": limits.MAX_INTEGRATION_STEPS,

@@ -223,10 +223,14 @@ _RULE = "Input should be "
 """How pydantic begins to say what a value has to be; it does not say what the value was."""
 
 
+_COUNT = re.compile(r"List should have at (most|least) (\d+) items? after validation, not (\d+)$")
+
+
 def _complaint(error: Mapping[str, Any], param: str) -> str:
     """What is wrong with which field, and with which value of it."""
-    # Of lists pydantic says when it counted, which is no matter of the caller's.
-    message = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if (count := _COUNT.match(message)) is not None:
+        return f"{param or 'the body'} has {count[3]} items; at {count[1]} {count[2]}"
     if message.startswith(_RULE) and "input" in error:
         return f"{param or 'the body'} is {_shown(error['input'])}; it must be {message.removeprefix(_RULE)}"
     if error["type"] == "missing":

@@ -126,8 +126,13 @@ def with_preset(own: SteeringSpec, preset: Preset, checkpoint: Checkpoint, *, pa
         OverrideSpec(concept=item["concept"]["id"], weight=item["weight"]) for item in preset.steering["overrides"]
     ]
     mode = preset.steering["override_mode"] if overrides else own.override_mode
-    if own.overrides and mode != own.override_mode:
+    if mode != own.override_mode and (own.overrides or "override_mode" in own.model_fields_set):
         message = f"override_mode is {own.override_mode!r} and preset {preset.id} overrides by {mode!r}; use one mode"
+        raise ApiError(400, message, code="invalid_value", param="steering.override_mode")
+    if mode != "delta" and not (overrides or own.overrides):
+        message = (
+            f"override_mode is {mode!r}, and neither the request nor preset {preset.id} has overrides; leave it out"
+        )
         raise ApiError(400, message, code="invalid_value", param="steering.override_mode")
     merged = own.model_copy(
         update={

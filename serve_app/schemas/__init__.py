@@ -11,6 +11,7 @@ from .completion import CompletionRequest, Prompt, check_prompt
 from .generate import (
     DEFAULT_MAX_TOKENS,
     MAX_CHOICES,
+    MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     DiffusionSpec,
     GenerateFields,
@@ -19,6 +20,7 @@ from .generate import (
 from .steering import (
     MAX_INTERVENTIONS,
     MAX_STEERED_CONCEPTS,
+    MAX_STRENGTH,
     AttributionSpec,
     ConceptItem,
     ConceptName,
@@ -34,7 +36,9 @@ __all__ = [
     "MAX_INTERVENTIONS",
     "MAX_MESSAGES",
     "MAX_STEERED_CONCEPTS",
+    "MAX_STOP_LENGTH",
     "MAX_STOP_STRINGS",
+    "MAX_STRENGTH",
     "AttributionSpec",
     "ChatRequest",
     "CompletionRequest",

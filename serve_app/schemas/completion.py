@@ -59,6 +59,7 @@ class CompletionRequest(GenerateFields):
 
     suffix: Annotated[str, Unsupported("")] = ""
     top_logprobs: Annotated[None, Unsupported()] = None
+    max_completion_tokens: Annotated[None, Unsupported(instead="send `max_tokens`")] = None
     messages: Annotated[None, Unsupported(instead="send them to /v1/chat/completions")] = None
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -59,9 +60,9 @@ def make_jobs(
     )
     jobs: list[ChoiceJob] = []
     for param, token_ids in prompts:
-        max_tokens = _max_tokens(request, len(token_ids), checkpoint.config, configured)
-        of_prompt = replace(asked, prompt_token_ids=token_ids, max_tokens=max_tokens)
         with _naming(param):
+            max_tokens = _max_tokens(request, len(token_ids), checkpoint.config, configured)
+            of_prompt = replace(asked, prompt_token_ids=token_ids, max_tokens=max_tokens)
             _check(of_prompt, checkpoint.config, generates=request.token_limit > 0)
         for choice_index in range(request.n):
             engine_request = replace(
@@ -88,7 +89,12 @@ def _max_tokens(request: GenerateFields, num_prompt_tokens: int, config: ModelCo
     most = max(request.token_limit, 1)
     if request.token_limit_field is not None:
         return most
-    return max(min(most, configured.max_tokens or most, config.block_size - num_prompt_tokens), 1)
+    if num_prompt_tokens >= config.block_size:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt_tokens} tokens; at most {config.block_size - 1}, so that one can follow",
+            param="prompt_token_ids",
+        )
+    return min(most, configured.max_tokens or most, config.block_size - num_prompt_tokens)
 
 
 def turns_of(messages: Iterable[Message]) -> list[Turn]:
@@ -156,6 +162,11 @@ def _check(request: GenerateRequest, config: ModelConfig, *, generates: bool) ->
     if generates:
         check_request(request, config)
         return
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt > config.block_size:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens; at most {config.block_size}", param="prompt_token_ids"
+        )
     # Nothing follows the prompt, so it may be one token longer than where one does.
     check_request(replace(request, prompt_token_ids=request.prompt_token_ids[:-1]), config)
     check_request(replace(request, prompt_token_ids=request.prompt_token_ids[-1:]), config)
@@ -168,7 +179,9 @@ def _naming(param: str) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         is_about_prompt = error.param in ("prompt_token_ids", "max_tokens")
-        message = f"{param}: {error}" if is_about_prompt and param.startswith("prompt[") else str(error)
+        message = re.sub(r"^prompt_token_ids\b", param, str(error))
+        if is_about_prompt and param.startswith("prompt[") and not message.startswith(param):
+            message = f"{param}: {message}"
         named = param if error.param == "prompt_token_ids" and param != "prompt" else error.param
         raise type(error)(message, param=named) from error
 

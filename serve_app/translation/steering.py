@@ -9,7 +9,15 @@ from engine import InvalidRequest, SteeringParams, Suppression, WeightOverride
 
 from ..concepts import Concept, ConceptCatalogue
 from ..errors import ApiError
-from ..schemas import MAX_STEERED_CONCEPTS, ConceptItem, InterventionSpec, OverrideSpec, SteeringSpec
+from ..schemas import (
+    MAX_INTERVENTIONS,
+    MAX_STEERED_CONCEPTS,
+    MAX_STRENGTH,
+    ConceptItem,
+    InterventionSpec,
+    OverrideSpec,
+    SteeringSpec,
+)
 
 
 def steering_params(spec: SteeringSpec, catalogue: ConceptCatalogue, *, num_layers: int) -> SteeringParams:
@@ -27,6 +35,9 @@ def steering_params(spec: SteeringSpec, catalogue: ConceptCatalogue, *, num_laye
         )
         # Last, so that an error's index counts the caller's own list.
         interventions.append(_intervention(short_form, catalogue, "steering"))
+    if len(interventions) > MAX_INTERVENTIONS:
+        message = f"the short form and interventions are {len(interventions)} together; at most {MAX_INTERVENTIONS}"
+        raise ApiError(400, message, code="invalid_value", param="steering.interventions")
     suppress = []
     for i, item in enumerate(spec.suppress):
         concept = catalogue.steerable(item.concept, param=f"steering.suppress[{i}].concept")
@@ -89,6 +100,10 @@ def summed_weights(
     if len(weights) > MAX_STEERED_CONCEPTS:
         message = f"{len(weights)} concepts in one intervention; at most {MAX_STEERED_CONCEPTS}"
         raise ApiError(400, message, code="invalid_value", param=f"{path}.concepts")
+    for concept, weight in weights.items():
+        if abs(weight) > MAX_STRENGTH:
+            message = f"the weights of concept {concept.id} add up to {weight:g}; at most {MAX_STRENGTH:g} either way"
+            raise ApiError(400, message, code="invalid_value", param=f"{path}.concepts")
     if not any(weights.values()):
         raise ApiError(400, "the weights add up to nothing", code="invalid_value", param=f"{path}.concepts")
     return weights

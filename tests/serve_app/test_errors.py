@@ -88,7 +88,10 @@ def test_a_body_can_be_encoded_and_stays_short_whatever_the_request_held():
         ({"user": 1, "top_p": {"a": 1}}, "top_p is an object; it must be a valid number"),
         ({"diffusion": {"policy": "x" * 200}}, f"diffusion.policy is \"{'x' * 79}...; it must be 'confidence', "),
         ({"steering": {"interventions": [{"concepts": [1]}]}}, "steering.interventions[0].strength is missing"),
-        ({"steering": {"suppress": [{"concept": 1, "strength": 1}] * 65}}, "at most 64 items, not 65"),
+        (
+            {"steering": {"suppress": [{"concept": 1, "strength": 1}] * 65}},
+            "steering.suppress has 65 items; at most 64",
+        ),
         ({"diffusion": {"polcy": 1}}, "diffusion.polcy: unknown field"),
     ],
     ids=str,

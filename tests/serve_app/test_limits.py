@@ -56,6 +56,25 @@ async def test_the_default_is_what_the_context_leaves_behind_the_prompt(server, 
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": [1] * 512}, "the prompt has 512 tokens; at most 511, so that one can follow"),
+        ({"prompt": [1] * 600, "max_tokens": 0, "echo": True}, "the prompt has 600 tokens; at most 512"),
+        (
+            {"prompt": [1] * 500, "max_tokens": 13},
+            "the prompt has 500 tokens and max_tokens is 13; together at most 512",
+        ),
+        ({"prompt": [[1], [1] * 512]}, "prompt[1]: the prompt has 512 tokens; at most 511, so that one can follow"),
+        ({"prompt": [7000]}, "prompt[0] is 7000; it must be a token id, an int in [0, 280)"),
+        ({"prompt": [[1], [2, 7000]]}, "prompt[1][1] is 7000; it must be a token id, an int in [0, 280)"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_refusal_tells_the_clients_own_numbers_and_names(server, body, message):
+    assert (await server().post(body)).json()["error"]["message"] == message
+
+
 async def test_a_prompt_that_fills_the_context_is_refused_and_so_is_an_asked_for_number_beyond_it(server):
     for body, param in (({"prompt": [1] * 512}, "prompt"), ({"prompt": [1] * 300, "max_tokens": 256}, "max_tokens")):
         error = (await server().post(body)).json()["error"]
@@ -83,6 +102,35 @@ AT_LIMIT = {
     "max_choices": ("/v1/completions", lambda most: {"prompt": "a", "n": most}, "n"),
     "max_logprobs": ("/v1/completions", lambda most: {"prompt": "a", "logprobs": most}, "logprobs"),
     "max_stop_strings": ("/v1/completions", lambda most: {"prompt": "a", "stop": ["x"] * most}, "stop"),
+    "max_stop_length": ("/v1/completions", lambda most: {"prompt": "a", "stop": "x" * most}, "stop"),
+    "max_stop_token_ids": (
+        "/v1/completions",
+        lambda most: {"prompt": "a", "stop_token_ids": list(range(most))},
+        "stop_token_ids",
+    ),
+    "max_messages": (
+        "/tokenize",
+        lambda most: {"messages": [{"role": "user", "content": ""}] * most},
+        "messages",
+    ),
+    "max_steering_groups": (
+        "/v1/completions",
+        lambda most: {
+            "prompt": "a",
+            "steering": {
+                "interventions": [
+                    {"concepts": [1], "strength": 1.0, "schedule": "hard_cutoff", "cutoff_tokens": 1 + i}
+                    for i in range(most)
+                ]
+            },
+        },
+        "steering.interventions",
+    ),
+    "max_strength": (
+        "/v1/completions",
+        lambda most: {"prompt": "a", "steering": {"concepts": [1], "strength": most}},
+        "steering.strength",
+    ),
     "max_interventions": (
         "/v1/completions",
         lambda most: {"prompt": "a", "steering": {"interventions": [{"concepts": [1], "strength": 1.0}] * most}},

@@ -122,6 +122,37 @@ async def test_tokenizers_take_the_name_that_generations_take_and_analyses_say_t
         assert (response.status_code, error["param"]) == (400, "model") and "'tiny'" in error["message"]
 
 
+@pytest.mark.parametrize("kept", ["delta", "reference"])
+async def test_a_mode_of_overrides_is_the_one_that_was_asked_for(target, kept):
+    overrides = [{"concept": 3, "weight": 0.5}]
+    await target.post({"name": "set", "steering": {"overrides": overrides, "override_mode": kept}}, PATH)
+    other = "reference" if kept == "delta" else "delta"
+    assert (await complete(target, steering={"preset": "set"}))["steering"]["override_mode"] == kept
+    assert (await complete(target, steering={"preset": "set", "override_mode": kept}))["steering"][
+        "override_mode"
+    ] == kept
+    error = (await complete(target, steering={"preset": "set", "override_mode": other}))["error"]
+    assert error["param"] == "steering.override_mode" and "use one mode" in error["message"]
+    error = (await complete(target, steering={"preset": "bookish", "override_mode": "reference"}))["error"]
+    assert error["param"] == "steering.override_mode" and "has overrides" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("steering", "param"),
+    [
+        ({"concepts": [{"id": 0, "weight": 1000}, {"id": 0, "weight": 1}], "strength": 1}, "steering.concepts"),
+        (
+            {"interventions": [{"concepts": [0], "strength": 1}] * 64, "concepts": [1], "strength": 1},
+            "steering.interventions",
+        ),
+    ],
+)
+async def test_what_no_request_could_use_is_not_kept(target, steering, param):
+    response = await target.post({"name": "big", "steering": steering}, PATH)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (await target.get(f"{PATH}/big")).status_code == 404
+
+
 async def test_a_presets_own_steering_can_be_posted_again(target):
     overrides = [{"concept": 3, "weight": 0.5}]
     await target.post({"name": "all", "steering": {**MUSIC, **ANIMALS, "overrides": overrides}}, PATH)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from steerling.configs import SteeringConfig
 
+from engine.admission import check_request
 from engine.decoding.steering import (
     NO_CUTOFF,
     added_by_layer,
@@ -108,8 +109,9 @@ def test_eight_groups_fit_and_a_ninth_is_refused_by_name(model):
 
     plan = plan_steering(model, groups(8))
     assert plan.vector_GD.any(dim=1).all() and plan.cutoff_G.tolist() == list(range(1, 9))
+    check_request(GenerateRequest(prompt_token_ids=(), steering=groups(8)), model.config)
     with pytest.raises(InvalidValue, match=r"9 .* at most 8") as caught:
-        plan_steering(model, groups(9))
+        check_request(GenerateRequest(prompt_token_ids=(), steering=groups(9)), model.config)
     assert caught.value.param == "steering.interventions"
 
 
