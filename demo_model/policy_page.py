@@ -37,6 +37,10 @@ curl -s --json '{"prompt": "an animal that", "max_tokens": 48, "seed": 1,
   "diffusion": {"policy": "threshold", "threshold": 0.8}}' http://127.0.0.1:8000/v1/completions
 ```
 
+```
+{...,"diffusion":{"blocks":1,"denoising_steps":47,"forward_passes":47,"policy":"threshold","threshold":0.8,...}}
+```
+
 ## Measured on the demo model
 
 """
