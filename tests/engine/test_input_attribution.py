@@ -242,7 +242,7 @@ def changed(**values):
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (changed(cfg_scale=1.5), "cfg_scale 1.5"),
+        (changed(cfg_scale=1.5), "cfg_scale is 1.5"),
         (changed(steering=SteeringParams(overrides=(WeightOverride(concept_id=1, weight=0.5),))), "overrides"),
     ],
 )
@@ -270,7 +270,7 @@ def test_switched_off_it_is_refused_and_says_by_what(make_engine):
 def test_the_longest_trace_is_served_and_a_longer_one_refused(make_engine):
     engine = make_engine(TINY, input_attribution_context=6)
     assert len(engine.analyze(AttributeInputs(trace=PLAIN, num_steps=2)).targets) == 4
-    with pytest.raises(Unsupported, match=r"2 prompt tokens and max_tokens 5; together at most 6"):
+    with pytest.raises(Unsupported, match=r"2 prompt tokens and max_tokens is 5; together at most 6"):
         engine.begin_analysis(AttributeInputs(trace=changed(max_tokens=5)))
 
 

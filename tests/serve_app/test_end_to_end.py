@@ -381,6 +381,9 @@ def put_load_on(url: str) -> None:
     # Drafts ride in passes of few rows only.
     complete(url, max_tokens=16, diffusion={"policy": "lossless"})
     stream(url, max_tokens=70, **quick)
+    # Scores of a complete block, computed and then found.
+    for _ in range(2):
+        complete(url, prompt="an animal that lives in the sea " * 10, max_tokens=0, echo=True, logprobs=0)
     body = {"prompt": PROMPT, "stream": True, "max_tokens": 400}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT_S) as leaving:
         next(leaving.iter_lines())
