@@ -134,13 +134,7 @@ def _check_steering(request: GenerateRequest, config: ModelConfig) -> None:
 
 def _check_groups(steering: SteeringParams, config: ModelConfig) -> None:
     """Raise InvalidValue for more combinations of layer and cutoff than a lane holds."""
-    groups = {
-        (
-            config.n_layers // 2 if intervention.layer is None else intervention.layer,
-            intervention.cutoff_tokens if intervention.schedule == "hard_cutoff" else None,
-        )
-        for intervention in steering.interventions
-    }
+    groups = {(one.first_layer(config.n_layers), one.cutoff) for one in steering.interventions}
     if len(groups) > MAX_STEERING_GROUPS:
         raise InvalidValue(
             f"steering has {len(groups)} different combinations of layer, schedule and cutoff_tokens; "

@@ -248,8 +248,9 @@ class Engine:
         self._explain_due()
         if not is_ahead:
             self._outbox.take_explanations(self._outbox.num_explaining)
-        self._analyses.advance()
-        self._measured.scored(*self._score_cache.take_counts(), cache_bytes=self._score_cache.num_bytes)
+        if self._analyses.has_work:
+            self._analyses.advance()
+            self._measured.scored(*self._score_cache.take_counts(), cache_bytes=self._score_cache.num_bytes)
         # When the step is over: nothing measures again until there is work, and an idle engine has to look idle.
         self._measured.usage(self.stats())
         events = self._outbox.take_events()

@@ -273,6 +273,15 @@ class Intervention:
     cutoff_tokens: int = 32
     """For `hard_cutoff`: commits at full alpha."""
 
+    @property
+    def cutoff(self) -> int | None:
+        """Commits after which it stops; None: never."""
+        return self.cutoff_tokens if self.schedule == "hard_cutoff" else None
+
+    def first_layer(self, n_layers: int) -> int:
+        """Where it begins in a model of so many layers."""
+        return n_layers // 2 if self.layer is None else self.layer
+
     def __post_init__(self) -> None:
         path = "steering.interventions"
         concept_ids = _ids(self.concept_ids, f"{path}.concept_ids", "concept")

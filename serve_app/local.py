@@ -78,8 +78,8 @@ def local_server(
     """Serve a checkpoint on this machine's loopback until the block ends; yields the base URL.
 
     `model` is a folder or hub id, None the demo model; `port` 0 takes a free one; `progress` is told bytes of weights
-    read and in all. Raises CheckpointError or
-    InvalidConfig before anything is served, and OSError for a port that is taken.
+    read and in all. Raises CheckpointError or InvalidConfig before anything is served, and OSError for a port that is
+    taken.
     """
     app = AppConfig(model=model, engine=engine or EngineConfig())
     folder = locate(app.checkpoint, app.revision, with_weights=True)

@@ -62,8 +62,8 @@ def plan_steering(model: SteerlingModel, steering: SteeringParams | None) -> Ste
     resolved: list[ResolvedIntervention] = []
     for intervention in steering.interventions:
         outcome, direction_D = resolve_intervention(model, intervention)
-        cutoff = min(intervention.cutoff_tokens, NO_CUTOFF) if intervention.schedule == "hard_cutoff" else NO_CUTOFF
-        key = (outcome.layer, cutoff)
+        cutoff = intervention.cutoff
+        key = (outcome.layer, NO_CUTOFF if cutoff is None else min(cutoff, NO_CUTOFF))
         vector_D = outcome.alpha * direction_D
         groups[key] = groups[key] + vector_D if key in groups else vector_D
         resolved.append(outcome)
@@ -99,7 +99,7 @@ def resolve_intervention(model: SteerlingModel, intervention: Intervention) -> t
         weights=tuple(weights),
         alpha=alpha,
         peak=peak,
-        layer=model.config.n_layers // 2 if intervention.layer is None else intervention.layer,
+        layer=intervention.first_layer(model.config.n_layers),
         schedule=intervention.schedule,
         cutoff_tokens=intervention.cutoff_tokens,
     )

@@ -32,4 +32,4 @@ def make_sequence(request: GenerateRequest, config: ModelConfig, *, id: str, arr
 def _cutoffs(request: GenerateRequest) -> tuple[int, ...]:
     """Numbers of commits from which on some intervention no longer acts, ascending."""
     interventions = request.steering.interventions if request.steering is not None else ()
-    return tuple(sorted({one.cutoff_tokens for one in interventions if one.schedule == "hard_cutoff"}))
+    return tuple(sorted({one.cutoff for one in interventions if one.cutoff is not None}))

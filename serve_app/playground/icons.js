@@ -29,6 +29,13 @@ export function Icon({ name }) {
   return html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
 }
 
+/** The cross that closes or takes away what it stands in, which `label` names. */
+export function CloseButton({ label, onClick }) {
+  return html`<button type="button" class="icon-button" aria-label=${label} onClick=${onClick}>
+    <${Icon} name="close" />
+  </button>`;
+}
+
 /** The mark of the project: four glass blocks, one of them clear. */
 export function Logo() {
   return html`<svg class="logo" viewBox="0 0 32 32" aria-hidden="true" focusable="false">

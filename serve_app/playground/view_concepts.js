@@ -5,7 +5,7 @@ import { html } from "./html.js";
 import { diverging, drivenBy, tally } from "./attribution.js";
 import { headOf } from "./capabilities.js";
 import { factsOf } from "./concept_facts.js";
-import { Icon } from "./icons.js";
+import { CloseButton, Icon } from "./icons.js";
 import { newOverride, newSteer, newSuppression } from "./request.js";
 import { handFocus } from "./roving.js";
 import { isBusy, landedTokens, lit, runs, selection, server, set, settings, toast } from "./store.js";
@@ -98,17 +98,13 @@ export function LitConcept({ lane }) {
   return html`<section class=${`card lit-card lit-card-${head}`} aria-label="Lit concept" data-testid="lit">
     <header class="card-head">
       <h2><${Mark} of=${head} /><bdi>${lit.value.name}</bdi></h2>
-      <button
-        type="button"
-        class="icon-button"
-        aria-label="Put the light out"
+      <${CloseButton}
+        label="Put the light out"
         onClick=${(event) => {
           handFocus(event, ".concept-name[aria-pressed=true]");
           lit.value = null;
         }}
-      >
-        <${Icon} name="close" />
-      </button>
+      />
     </header>
     <p class="quiet">
       ${`${head} concept ${id}`}${about?.group?.name ? html`${" \u00b7 "}<bdi>${about.group.name}</bdi>` : ""}

@@ -3,7 +3,7 @@
 
 import { html, useEffect, useRef, useState } from "./html.js";
 import { address, askJson } from "./api.js";
-import { Icon } from "./icons.js";
+import { CloseButton, Icon } from "./icons.js";
 import { rawExcerpt, rawText } from "./raw.js";
 import { buildRequest } from "./request.js";
 import { asCurl, asPython } from "./snippets.js";
@@ -39,9 +39,7 @@ function Frame({ title, children }) {
   return html`<dialog ref=${element} aria-label=${title} onClose=${close}>
     <header class="card-head">
       <h2>${title}</h2>
-      <button type="button" class="icon-button" aria-label="Close" onClick=${() => element.current.close()}>
-        <${Icon} name="close" />
-      </button>
+      <${CloseButton} label="Close" onClick=${() => element.current.close()} />
     </header>
     ${children}
   </dialog>`;

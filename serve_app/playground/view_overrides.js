@@ -4,7 +4,7 @@
 import { html, useEffect, useRef, useState } from "./html.js";
 import { headOf } from "./capabilities.js";
 import { findConcepts } from "./concept_facts.js";
-import { Icon } from "./icons.js";
+import { CloseButton } from "./icons.js";
 import { OVERRIDE_MODES } from "./request.js";
 import { server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
@@ -72,17 +72,13 @@ function Weight({ item }) {
         value=${item.weight}
         onChange=${(event) => change(event.target.value)}
       />
-      <button
-        type="button"
-        class="icon-button"
-        aria-label=${`Leave the weight of ${name}`}
+      <${CloseButton}
+        label=${`Leave the weight of ${name}`}
         onClick=${(event) => {
           focusSearch(event);
           set({ overrides: settings.value.overrides.filter((other) => other.id !== item.id) });
         }}
-      >
-        <${Icon} name="close" />
-      </button>
+      />
     </div>
     <input
       type="range"

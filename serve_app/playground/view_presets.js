@@ -1,7 +1,7 @@
 // Presets: save the steering under a name, load one that the server holds. Shown only where the server has presets.
 
 import { html, useEffect, useState } from "./html.js";
-import { Icon } from "./icons.js";
+import { CloseButton } from "./icons.js";
 import { listPresets, presetId, presetSettings, savePreset } from "./presets.js";
 import { steeringOf } from "./request.js";
 import { apiKey, asked, set, settings, toast } from "./store.js";
@@ -40,9 +40,7 @@ export function Presets() {
     ${settings.value.preset !== null &&
     html`<p class="tag-line">
       <span class="tag">preset</span> <bdi>${settings.value.preset}</bdi>
-      <button type="button" class="icon-button" aria-label="Leave the preset" onClick=${() => set({ preset: null })}>
-        <${Icon} name="close" />
-      </button>
+      <${CloseButton} label="Leave the preset" onClick=${() => set({ preset: null })} />
     </p>`}
     <div class="row">
       <label class="grow">

@@ -2,7 +2,7 @@
 
 import { html } from "./html.js";
 import { searchConcepts } from "./concept_facts.js";
-import { Icon } from "./icons.js";
+import { CloseButton } from "./icons.js";
 import { asked, server, set, settings } from "./store.js";
 import { conceptName } from "./text.js";
 import { Mark, SuppressToggle, addOverride, addSteer, suppressionOf } from "./view_concepts.js";
@@ -113,9 +113,7 @@ function SliderActions({ steer, name, suppression }) {
   return html`<div class="slider-actions">
     <${SuppressToggle} concept=${{ ...steer, head: "known" }} text="Suppress" label=${`Suppress ${name}`} />
     ${suppression && html`<${SuppressionStrength} item=${suppression} name=${name} />`}
-    <button type="button" class="icon-button" aria-label=${`Remove ${name}`} onClick=${remove}>
-      <${Icon} name="close" />
-    </button>
+    <${CloseButton} label=${`Remove ${name}`} onClick=${remove} />
   </div>`;
 }
 

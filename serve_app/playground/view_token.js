@@ -3,7 +3,7 @@
 
 import { html } from "./html.js";
 import { conceptsOf, diverging, partsOf, strongest, sumError, waterfall } from "./attribution.js";
-import { Icon } from "./icons.js";
+import { CloseButton } from "./icons.js";
 import { handFocus } from "./roving.js";
 import { explanationOf, isBusy, runs, selection, shown } from "./store.js";
 import { exactText, percent, signed, spokenText } from "./text.js";
@@ -29,17 +29,13 @@ export function TokenPanel() {
         <span class="sr-only">${token ? spokenText(token) : "Masked position"}</span>
         <bdi class="token-name" aria-hidden="true">${token ? exactText(token) : "\u2026"}</bdi>
       </h2>
-      <button
-        type="button"
-        class="icon-button"
-        aria-label="Close the opened word"
+      <${CloseButton}
+        label="Close the opened word"
         onClick=${(event) => {
           handFocus(event, "[data-position][aria-pressed=true]");
           selection.value = null;
         }}
-      >
-        <${Icon} name="close" />
-      </button>
+      />
     </header>
     ${token === null
       ? html`<p class="quiet">Position ${position} is still masked at this step.</p>`
