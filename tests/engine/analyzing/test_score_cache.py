@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -331,3 +332,21 @@ def test_a_promise_ends_with_the_one_who_gave_it_last():
     cache.release(b"a", by=second)
     assert not cache.is_promised(b"a", 0)
     cache.check_integrity(is_idle=True)
+
+
+@pytest.mark.parametrize(("num_logprobs", "counted"), [(0, 1216), (1, 1216 + 768), (5, 1216 + 5 * 768)])
+def test_a_block_takes_no_more_memory_than_it_counts_for_and_not_much_less(num_logprobs, counted):
+    """A limit in bytes has to hold on the host: 1.2 KiB a block of 64, and 0.75 KiB for each alternative."""
+    cache, number = ScoreCache(2**40), 1000
+    scores = [TokenScore(-1.0, ((7, -1.0),) * num_logprobs)] * 64
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for index in range(number):
+            cache.add(index.to_bytes(32, "big"), num_logprobs, scores)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert cache.num_bytes == number * counted
+    assert 0.6 * cache.num_bytes < taken <= cache.num_bytes
+    assert round(2**26 / (1216 + 768), -3) == 34_000, "what docs/serving.md says of 64 MiB and one alternative"
